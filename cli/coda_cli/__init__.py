@@ -1,0 +1,1 @@
+"""The ``coda`` command: thin; each subcommand calls a component."""

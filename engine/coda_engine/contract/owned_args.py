@@ -1,0 +1,56 @@
+"""vLLM arguments that Coda sets itself; extra arguments may not contain them."""
+
+from collections.abc import Sequence
+
+OWNED_ARGUMENTS: dict[str, str] = {
+    "--model": "use spec.model",
+    "--served-model-name": "use spec.model.servedNames",
+    "--host": "Coda binds the engine's address",
+    "--port": "Coda binds the engine's port",
+    "--uds": "Coda binds the engine's address",
+    "--scheduler-cls": "Coda's scheduler is the admission decision",
+    "--scheduling-policy": "use spec.admission.state.policy",
+    "--kv-transfer-config": "Coda's connector is the KV shadow",
+    "--kv-offloading-size": "Coda's connector is the KV shadow",
+    "--kv-offloading-backend": "Coda's connector is the KV shadow",
+    "--data-parallel-size": "one engine process is one Coda worker: use spec.engine.replicas",
+    "--api-server-count": "one engine process is one Coda worker: use spec.engine.replicas",
+    "--tensor-parallel-size": "use spec.engine.gpus",
+    "--pipeline-parallel-size": "not supported by Coda's scheduler",
+    "--speculative-config": "not supported by Coda's scheduler",
+    "--middleware": "Coda's plug-in serves the engine's internal endpoints",
+    "--worker-cls": "Coda's plug-in owns the worker",
+    "--worker-extension-cls": "Coda's plug-in owns the worker",
+    "--enable-prompt-tokens-details": "always on with Coda",
+    "--no-enable-prefix-caching": "Coda needs prefix caching",
+    "--config": "a configuration file could hide arguments that Coda owns; write them in spec.engine.extraArgs",
+}
+"""Argument to the reason it is Coda's, or the field to use instead."""
+
+_SHORT_FORMS = {"-dp": "--data-parallel-size", "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size"}
+
+
+def owned_argument_problems(extra_args: Sequence[str]) -> list[str]:
+    """Return one message for each extra argument that Coda owns: its name and what to do instead.
+
+    Accepts vLLM's spellings: ``--a-b value``, ``--a_b=value``, ``-tp 2`` and dotted JSON forms (``--a.b``).
+    """
+    problems = []
+    for argument in extra_args:
+        if not argument.startswith("-"):
+            continue
+        name = argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
+        name = _SHORT_FORMS.get(name, name)
+        match = _owned(name)
+        if match is not None:
+            problems.append(f"{argument.split('=', 1)[0]} belongs to Coda: {OWNED_ARGUMENTS[match]}")
+    return problems
+
+
+def _owned(name: str) -> str | None:
+    """Return the owned argument that ``name`` is, or abbreviates (argparse takes unique prefixes)."""
+    if name in OWNED_ARGUMENTS:
+        return name
+    if name.startswith("--") and len(name) > 5:
+        return next((owned for owned in OWNED_ARGUMENTS if owned.startswith(name)), None)
+    return None

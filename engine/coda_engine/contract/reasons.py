@@ -1,0 +1,56 @@
+"""Why a decision was taken or a feature is off: one value for log field, metric label and condition."""
+
+from enum import StrEnum
+
+
+class Feature(StrEnum):
+    """A part of Coda's engine that can be on or off by itself (the capability vector's keys)."""
+
+    SNAPSHOT = "Snapshot"
+    IDENTITY = "Identity"
+    LIVE_SETTINGS = "LiveSettings"
+    STATE_ADMISSION = "StateAdmission"
+    EXECUTION_ADMISSION = "ExecutionAdmission"
+    KV_SHADOW = "KVShadow"
+
+
+class Reason(StrEnum):
+    """Why a feature is on or off, or a profile was taken or refused."""
+
+    ENABLED = "Enabled"
+    DISABLED_BY_SETTINGS = "DisabledBySettings"
+    OBSERVING = "Observing"
+    NOT_AVAILABLE = "NotAvailable"
+    NO_PROFILE = "NoProfile"
+    PROFILE_MISMATCH = "ProfileMismatch"
+    PROFILE_UNREADABLE = "ProfileUnreadable"
+    PROFILE_NOT_VALIDATED = "ProfileNotValidated"
+    UNSUPPORTED_VLLM_VERSION = "UnsupportedVLLMVersion"
+    CHANGED_VLLM_INTERNALS = "ChangedVLLMInternals"
+    UNSUPPORTED_CONFIGURATION = "UnsupportedConfiguration"
+    NO_CLUSTER_SECRET = "NoClusterSecret"  # noqa: S105 - a reason, not a secret
+    INTERNAL_ERROR = "InternalError"
+
+
+class AdmissionReason(StrEnum):
+    """Why state admission put this request first (paper section 4.2, eq. 4)."""
+
+    LOWEST_AGED_COST = "LowestAgedCost"
+    MAX_WAIT_REACHED = "MaxWaitReached"
+    ONLY_CANDIDATE = "OnlyCandidate"
+    READY_ORDER = "ReadyOrder"
+    NOTHING_FEASIBLE = "NothingFeasible"
+    NOTHING_WAITING = "NothingWaiting"
+    FEATURE_OFF = "FeatureOff"
+
+
+class PlanReason(StrEnum):
+    """Why execution admission kept the complete population or split it (paper section 4.3)."""
+
+    COHORTS = "Cohorts"
+    TOO_FEW_REQUESTS = "TooFewRequests"
+    TOO_UNIFORM = "TooUniform"
+    NO_BALANCED_CUT = "NoBalancedCut"
+    NO_ATTENTION_PROFILE = "NoAttentionProfile"
+    OUT_OF_DOMAIN = "OutOfDomain"
+    GAIN_TOO_SMALL = "GainTooSmall"

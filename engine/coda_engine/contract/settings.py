@@ -1,0 +1,156 @@
+"""The settings document: policy knobs that change on a running engine or router without a restart.
+
+One versioned document (design: ConfigMap or file at start, PUT on the internal port afterwards);
+each process reports the digest that it runs. The same models are the ``admission`` and
+``router.placement`` groups of a CodaCluster, so a knob is declared once.
+"""
+
+from enum import StrEnum
+from typing import Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from coda_engine.contract.errors import DocumentError, describe_validation_error
+from coda_engine.contract.models import AuthoredModel, canonical_digest
+
+
+class StateAdmissionPolicyName(StrEnum):
+    """Orders of the waiting queue that a live engine can run."""
+
+    TIERED_AGING = "tiered-aging"
+    FIFO = "fifo"
+
+
+class ExecutionAdmissionMode(StrEnum):
+    """What the engine does with cohort plans of pure-decode steps."""
+
+    DISABLED = "Disabled"
+    OBSERVE = "Observe"
+
+
+class StateAdmissionSettings(AuthoredModel):
+    """Which ready request is prepared next (paper section 4.2; defaults of its Appendix A)."""
+
+    policy: StateAdmissionPolicyName = Field(
+        default=StateAdmissionPolicyName.TIERED_AGING,
+        description="Order of the waiting queue: tiered-aging (cheapest preparation first, aged, "
+        "with a bound on bypassing) or fifo (vLLM's own).",
+    )
+    tau_ms: int = Field(
+        default=5_000,
+        ge=1,
+        le=3_600_000,
+        description="Age at which waiting halves a request's preparation cost, milliseconds.",
+    )
+    max_wait_ms: int = Field(
+        default=20_000,
+        ge=1,
+        le=3_600_000,
+        description="Age from which the oldest feasible request always goes first, milliseconds.",
+    )
+    frontier: int = Field(
+        default=64,
+        ge=1,
+        le=64,
+        description="How many waiting requests one decision looks at, from the queue's head.",
+    )
+
+
+class ExecutionAdmissionSettings(AuthoredModel):
+    """How a pure-decode step is grouped by context length (paper section 4.3 and Appendix A)."""
+
+    mode: ExecutionAdmissionMode = Field(
+        default=ExecutionAdmissionMode.DISABLED,
+        description="Disabled: not considered. Observe: each pure-decode step is planned and the "
+        "plan's reason counted, while attention still runs over the complete population.",
+    )
+    min_requests: int = Field(
+        default=4, ge=2, le=4096, description="Fewest requests in a step for cohorts to be considered."
+    )
+    min_context_ratio: float = Field(
+        default=1.5,
+        ge=1.0,
+        le=1_000_000,
+        description="Smallest longest-to-shortest context ratio for cohorts to be considered.",
+    )
+    min_cohort: int = Field(
+        default=2, ge=1, le=2048, description="Fewest requests in a cohort; at most half of minRequests."
+    )
+    min_share: float = Field(
+        default=0.35, ge=0.01, le=0.5, description="Smallest share of the step's requests in a cohort."
+    )
+    launch_allowance_ms: float = Field(
+        default=0.3, ge=0, le=1_000, description="Cost charged for the second attention launch, milliseconds."
+    )
+    min_gain: float = Field(
+        default=0.05, ge=0, le=1, description="Smallest conservative relative gain for cohorts to run."
+    )
+
+    @model_validator(mode="after")
+    def _cohorts_fit(self) -> Self:
+        if self.min_cohort * 2 > self.min_requests:
+            raise ValueError(
+                f"minCohort {self.min_cohort} is more than half of minRequests {self.min_requests}, so no "
+                f"step could be split; set minCohort <= {self.min_requests // 2} or minRequests >= "
+                f"{self.min_cohort * 2}"
+            )
+        return self
+
+
+class AdmissionSettings(AuthoredModel):
+    """Both admission decisions of an engine."""
+
+    state: StateAdmissionSettings = StateAdmissionSettings()
+    execution: ExecutionAdmissionSettings = ExecutionAdmissionSettings()
+
+
+class PlacementPolicyName(StrEnum):
+    """Placement policies that a live router can run."""
+
+    CODA = "coda"
+    LEAST_LOADED = "least-loaded"
+    ROUND_ROBIN = "round-robin"
+
+
+class PlacementSettings(AuthoredModel):
+    """How the router places a request on an engine (paper section 5)."""
+
+    policy: PlacementPolicyName = Field(
+        default=PlacementPolicyName.CODA,
+        description="coda (KV affinity within a load bound, then context compatibility at minimum load), "
+        "least-loaded or round-robin.",
+    )
+    overload_bound: float = Field(
+        default=2.0,
+        ge=1.0,
+        le=100.0,
+        description="A session leaves its home engine when that engine's load exceeds this multiple of the mean load.",
+    )
+
+
+class Settings(AuthoredModel):
+    """The whole document.
+
+    Attributes:
+        version: Schema version of the document.
+    """
+
+    version: int = Field(default=1, ge=1, le=1)
+    admission: AdmissionSettings = AdmissionSettings()
+    placement: PlacementSettings = PlacementSettings()
+
+    def digest(self) -> str:
+        """Return the digest that a process running these settings reports."""
+        return canonical_digest(self)
+
+    @classmethod
+    def parse(cls, data: bytes | str) -> Self:
+        """Return the settings in a JSON document.
+
+        Raises:
+            DocumentError: not JSON, an unknown field or an impossible value; names each field.
+        """
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise DocumentError(describe_validation_error(error, "settings")) from error

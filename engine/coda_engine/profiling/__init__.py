@@ -1,0 +1,1 @@
+"""Measure, fit, check and write profiles of an engine (paper Appendix A)."""

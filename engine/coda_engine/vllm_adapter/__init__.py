@@ -1,0 +1,1 @@
+"""Everything that imports vLLM or torch: hooks loaded by entry point, each gated by its own check."""

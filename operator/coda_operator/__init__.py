@@ -1,0 +1,1 @@
+"""Coda's operator: one CodaCluster object becomes engines, a router and their profile."""

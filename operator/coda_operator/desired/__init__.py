@@ -1,0 +1,1 @@
+"""What should exist for a CodaCluster: one pure builder for each kind of child."""

@@ -1,0 +1,209 @@
+"""Run the project's suites and say at the end which ran, which failed and which tool was missing.
+
+``make test`` runs all of them; ``python scripts/test.py check unit`` only those. A suite whose tools are
+missing is skipped with the tool's name; with CODA_REQUIRE_ALL=1 (continuous integration) that is a failure.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = str(ROOT / ".venv/bin/python")
+LAB = str(ROOT / "e2e/lab/lab")
+
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Commands that belong together.
+
+    Attributes:
+        name: As given on the command line.
+        purpose: What passing shows.
+        commands: Run in order; the first failure ends the suite.
+        missing: Returns the tool that the suite cannot run without, or None.
+        cleanup: Always run afterwards.
+        limit_s: The longest that one command may take, seconds.
+    """
+
+    name: str
+    purpose: str
+    commands: tuple[Command, ...]
+    missing: Callable[[], str | None] = lambda: None
+    cleanup: tuple[Command, ...] = ()
+    limit_s: int = 1800
+
+
+class Outcome(StrEnum):
+    """How a suite ended."""
+
+    PASSED = "passed"
+    FAILED = "FAILED"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A suite's outcome with its reason and duration."""
+
+    suite: Suite
+    outcome: Outcome
+    detail: str
+    wall_s: float
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the named suites (all when none is named) and return the exit status."""
+    suites = all_suites(long=os.environ.get("CODA_TEST_LONG") == "1")
+    unknown = set(names) - {suite.name for suite in suites}
+    if unknown:
+        print(f"no such suite: {', '.join(sorted(unknown))}; there are: {', '.join(s.name for s in suites)}")
+        return 2
+    require_all = os.environ.get("CODA_REQUIRE_ALL") == "1"
+    chosen = [suite for suite in suites if suite.name in names or not names]
+    lab_build = start_lab_build() if any(suite.name == "cluster" for suite in chosen) else None
+    results = []
+    for suite in chosen:
+        if suite.name == "cluster" and lab_build is not None:
+            print("── waiting for the lab's binaries to be built", flush=True)
+            lab_build.wait(timeout=1800)
+        results.append(run(suite, require_all))
+    report(results)
+    return 1 if any(result.outcome is Outcome.FAILED for result in results) else 0
+
+
+def all_suites(*, long: bool) -> list[Suite]:
+    """Return every suite, in the order that finds faults soonest."""
+    pytest = (PYTHON, "-m", "pytest", "-q", "--durations=5")
+    bench = (PYTHON, "-m", "coda_cli", "bench")
+    size = "--full" if long else "--quick"
+    out = ROOT / "build/bench"
+    return [
+        Suite(
+            "check",
+            "format, lint, types, layers, generated files, layout",
+            (
+                (PYTHON, "-m", "ruff", "check", "."),
+                (PYTHON, "-m", "ruff", "format", "--check", "--quiet", "."),
+                (PYTHON, "-m", "mypy"),
+                (str(ROOT / ".venv/bin/lint-imports"),),
+                (PYTHON, "scripts/guard.py"),
+                (PYTHON, "-m", "coda_operator.crd", "--check"),
+            ),
+        ),
+        Suite("unit", "tests without vLLM or a cluster", ((*pytest, "-m", "not vllm and not cluster and not gpu"),)),
+        Suite("vllm", "tests on real vLLM engines (CPU)", ((*pytest, "-m", "vllm and not gpu"),), missing_vllm),
+        Suite(
+            "bench",
+            f"benchmarks run to their end ({size})",
+            (
+                (*bench, "engine", "--case", "idle,selection", size, "--out", str(out / "engine.jsonl")),
+                (*bench, "router", size, "--out", str(out / "router.jsonl")),
+            ),
+            missing_vllm,
+            limit_s=7200 if long else 600,
+        ),
+        Suite(
+            "cluster",
+            "operator, chart and end-to-end cases on a real Kubernetes",
+            (() if own_cluster() else ((LAB, "up"), (LAB, "dns", "up")))
+            + ((*pytest, "-m", "cluster and not gpu", "operator/tests", "e2e/cases"),),
+            missing_cluster,
+            cleanup=() if own_cluster() else ((LAB, "down"),),
+            limit_s=2400,
+        ),
+    ]
+
+
+def own_cluster() -> bool:
+    """Return whether the person brought a cluster."""
+    return bool(os.environ.get("KUBECONFIG"))
+
+
+def missing_vllm() -> str | None:
+    """Return what real engines lack on this machine."""
+    found = subprocess.run([PYTHON, "-c", "import vllm"], capture_output=True, check=False, cwd=ROOT)
+    return None if found.returncode == 0 else "vLLM (scripts/install)"
+
+
+def missing_cluster() -> str | None:
+    """Return what a cluster lacks: the lab needs root and Go, or a kubeconfig takes its place."""
+    if own_cluster():
+        return None if shutil.which("kubectl") else "kubectl"
+    if os.geteuid() != 0:
+        return "root (or KUBECONFIG of your own cluster)"
+    return None if shutil.which("go") else "go (or KUBECONFIG of your own cluster)"
+
+
+def start_lab_build() -> subprocess.Popen[bytes] | None:
+    """Build the lab's binaries beside the first suites: minutes on a new machine, nothing on a warm one."""
+    if own_cluster() or missing_cluster() is not None:
+        return None
+    (ROOT / "build").mkdir(exist_ok=True)
+    with (ROOT / "build/lab-build.log").open("wb") as log:
+        return subprocess.Popen(
+            ["sh", "-c", f"nice -n 10 {LAB} deps && nice -n 10 {LAB} build"], cwd=ROOT, stdout=log, stderr=log
+        )
+
+
+def run(suite: Suite, require_all: bool) -> Result:
+    """Run one suite's commands until the first failure, then its cleanup."""
+    started = time.monotonic()
+    lacking = suite.missing()
+    if lacking is not None:
+        outcome = Outcome.FAILED if require_all else Outcome.SKIPPED
+        return Result(suite, outcome, f"missing: {lacking}", 0.0)
+    detail = ""
+    try:
+        for command in suite.commands:
+            detail = failure(command, suite.limit_s)
+            if detail:
+                break
+    finally:
+        for command in suite.cleanup:
+            left = failure(command, suite.limit_s)
+            detail = detail or (f"cleanup: {left}" if left else "")
+    return Result(suite, Outcome.FAILED if detail else Outcome.PASSED, detail, time.monotonic() - started)
+
+
+def failure(command: Command, limit_s: int) -> str:
+    """Run one command; return "" or what went wrong."""
+    shown = " ".join(command).replace(f"{ROOT}/", "")
+    print(f"── {shown}", flush=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if command[0] != LAB and "cluster and not gpu" in command and not own_cluster():
+        environment["KUBECONFIG"] = lab_kubeconfig()
+    try:
+        status = subprocess.run(command, cwd=ROOT, env=environment, timeout=limit_s, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return f"`{shown}` was still running after {limit_s} s"
+    return "" if status == 0 else f"`{shown}` ended with status {status}"
+
+
+def lab_kubeconfig() -> str:
+    """Return the running lab's kubeconfig path."""
+    text = subprocess.run([LAB, "env"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return next(word.split("=", 1)[1] for word in text.split() if word.startswith("KUBECONFIG="))
+
+
+def report(results: Sequence[Result]) -> None:
+    """Print one line a suite, and the closing count."""
+    print("\nsuites:")
+    for result in results:
+        print(f"  {result.outcome:8} {result.suite.name:8} {result.wall_s:6.0f} s  {result.suite.purpose}")
+        if result.detail:
+            print(f"           {result.detail}")
+    counts = {outcome: sum(result.outcome is outcome for result in results) for outcome in Outcome}
+    print(f"\n{counts[Outcome.PASSED]} passed, {counts[Outcome.FAILED]} failed, {counts[Outcome.SKIPPED]} skipped")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,7 @@ leftovers() {
     lab_mounts | sed 's/^/mount /'
     # The node's network namespaces and tables have no name on the machine: without processes and
     # mounts there are none.
-    ip -o link show 2>/dev/null | grep -oE 'coda-lab[^:@]*' | sort -u | sed 's/^/link /'
+    ip -o link show 2>/dev/null | sed -nE 's|^[0-9]+: (coda-lab[^:@]*).*|\1|p' | sed 's/^/link /'
     ip route show | grep -E "^($LAB_NET|$LAB_SVC)\." | sed 's/^/route /'
     if command -v nft >/dev/null; then nft list tables 2>/dev/null | grep coda-lab; fi
     cgroup_found | sed 's/^/cgroup /'

@@ -1,0 +1,56 @@
+"""Case ``idle``: what the plug-ins cost when there is nothing to decide (output tokens/s against stock vLLM)."""
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from coda_bench.engine.server import EngineUnderTest, completion_body
+
+VOCABULARY = 40_000
+
+
+@dataclass(frozen=True, slots=True)
+class IdleLoad:
+    """The load of one measurement: fewer requests than run at once, so no order is ever decided.
+
+    Attributes:
+        requests: Requests at the same time.
+        prompt_tokens: Tokens of each prompt, new in each measurement.
+        output_tokens: Tokens that each request generates.
+    """
+
+    requests: int = 4
+    prompt_tokens: int = 64
+    output_tokens: int = 96
+
+
+async def output_tokens_per_s(engine: EngineUnderTest, load: IdleLoad, seed: int) -> float:
+    """Return generated tokens per second of one measurement; every request must succeed."""
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(1_000, VOCABULARY) for _ in range(load.prompt_tokens)] for _ in range(load.requests)]
+    async with aiohttp.ClientSession(engine.url) as client:
+        started = time.perf_counter()
+        generated = await asyncio.gather(*(_generate(client, engine, prompt, load) for prompt in prompts))
+        return sum(generated) / (time.perf_counter() - started)
+
+
+async def alternate(engines: Sequence[EngineUnderTest], load: IdleLoad, repetitions: int) -> list[dict[str, float]]:
+    """Return tokens/s by system for each repetition; systems alternate, their order turns each time."""
+    for engine in engines:
+        await output_tokens_per_s(engine, load, seed=-1)  # warm-up, not counted
+    results = []
+    for repetition in range(repetitions):
+        order = engines if repetition % 2 == 0 else list(reversed(engines))
+        results.append({engine.system: await output_tokens_per_s(engine, load, repetition) for engine in order})
+    return results
+
+
+async def _generate(client: aiohttp.ClientSession, engine: EngineUnderTest, prompt: list[int], load: IdleLoad) -> int:
+    body = completion_body(engine.model, prompt, load.output_tokens)
+    async with client.post("/v1/completions", data=body, headers={"Content-Type": "application/json"}) as reply:
+        reply.raise_for_status()
+        return int((await reply.json())["usage"]["completion_tokens"])

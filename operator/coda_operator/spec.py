@@ -26,7 +26,11 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "
 Quantity = Annotated[
     str,
     BeforeValidator(lambda value: str(value) if isinstance(value, int) and not isinstance(value, bool) else value),
-    Field(pattern=_QUANTITY.pattern),
+    Field(
+        pattern=_QUANTITY.pattern,
+        # pydantic leaves the pattern out of the schema of a value that a validator may change first.
+        json_schema_extra={"x-kubernetes-int-or-string": True, "pattern": _QUANTITY.pattern},
+    ),
 ]
 """Bytes as Kubernetes writes them: ``200M``, ``24Gi`` or a plain number."""
 

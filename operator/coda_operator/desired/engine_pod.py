@@ -1,0 +1,190 @@
+"""The pod that runs an engine, for serving and (with another command) for profiling."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from coda_operator.desired.cluster import Child, Cluster
+from coda_operator.desired.documents import CLUSTER_SECRET_FILE, INTERNAL_TOKEN_FILE, PROFILE_FILE, SETTINGS_FILE
+from coda_operator.desired.processes import EnginePlace, ProcessSpec, engine_process
+from coda_operator.spec import Device
+
+ENGINE_CONTAINER = "engine"
+ENGINE_PORT = 8000
+PYTHON = "python3"
+"""Found on the image's PATH."""
+
+UNPRIVILEGED_UID = 65532
+
+_SETTINGS_DIR = "/etc/coda/settings"
+_PROFILE_DIR = "/etc/coda/profile"
+_SECRET_DIR = "/etc/coda/internal"  # noqa: S105 - a folder's name
+_MODELS_DIR = "/models"
+_HOST_MODEL_DIR = "/model"
+_HUB_DIR = f"{_MODELS_DIR}/hub"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What the engine's container runs.
+
+    Attributes:
+        argv: Command line.
+        env: Variables of the process.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+def engine_of(cluster: Cluster, host: str) -> ProcessSpec:
+    """Return the engine's process as it runs in a pod, bound to ``host``."""
+    place = EnginePlace(
+        name=ENGINE_CONTAINER,
+        python=PYTHON,
+        host=host,
+        port=ENGINE_PORT,
+        model_path=_model_path(cluster),
+        settings_file=f"{_SETTINGS_DIR}/{SETTINGS_FILE}",
+        profile_file=f"{_PROFILE_DIR}/{PROFILE_FILE}",
+        cluster_secret_file=f"{_SECRET_DIR}/{CLUSTER_SECRET_FILE}",
+        internal_token_file=f"{_SECRET_DIR}/{INTERNAL_TOKEN_FILE}",
+        # Two engines on one node would otherwise both bind their threads to the node's first core.
+        cores="nobind",
+    )
+    return engine_process(cluster.spec, cluster.spec_key, place)
+
+
+def internal_token_file() -> str:
+    """Return where a pod finds the token of the internal endpoints."""
+    return f"{_SECRET_DIR}/{INTERNAL_TOKEN_FILE}"
+
+
+def engine_pod_template(cluster: Cluster, component: str, command: Command) -> Child:
+    """Return the pod template around ``command``, before the person's own patch."""
+    template: Child = {
+        "metadata": {"labels": cluster.labels(component)},
+        "spec": {
+            "automountServiceAccountToken": False,
+            # Service variables would collide with vLLM's own (a Service named vllm sets VLLM_PORT).
+            "enableServiceLinks": False,
+            "securityContext": pod_security(),
+            "containers": [_container(cluster, command)],
+            "volumes": _volumes(cluster),
+        },
+    }
+    if cluster.spec.model.source.builtin is not None:
+        template["spec"]["initContainers"] = [_model_container(cluster)]
+    if cluster.spec.engine.gpu_product:
+        template["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": cluster.spec.engine.gpu_product}
+    return template
+
+
+def pod_security() -> dict[str, Any]:
+    """Return the pod's security context: no root, the runtime's system call filter."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": UNPRIVILEGED_UID,
+        "runAsGroup": UNPRIVILEGED_UID,
+        "fsGroup": UNPRIVILEGED_UID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> dict[str, Any]:
+    """Return a container's security context: nothing to gain, nothing to write outside its volumes."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def environment(variables: dict[str, str]) -> list[dict[str, str]]:
+    """Return ``variables`` as a container's ``env``."""
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def image(name: str, cluster: Cluster) -> dict[str, str]:
+    """Return a container's image fields."""
+    policy = cluster.images.pull_policy
+    return {"image": name} | ({"imagePullPolicy": policy} if policy else {})
+
+
+def _model_path(cluster: Cluster) -> str | None:
+    source = cluster.spec.model.source
+    if source.builtin is not None:
+        return f"{_MODELS_DIR}/{source.builtin}"
+    return _HOST_MODEL_DIR if source.host_path is not None else None
+
+
+def _container(cluster: Cluster, command: Command) -> dict[str, Any]:
+    mounts = [
+        _mount("settings", _SETTINGS_DIR, read_only=True),
+        _mount("profile", _PROFILE_DIR, read_only=True),
+        _mount("internal", _SECRET_DIR, read_only=True),
+        _mount("models", _MODELS_DIR),
+        _mount("shm", "/dev/shm"),  # noqa: S108 - shared memory of vLLM's processes
+        _mount("tmp", "/tmp"),  # noqa: S108 - the container's only writable folder beside the volumes
+    ]
+    if cluster.spec.model.source.host_path is not None:
+        mounts.append(_mount("host-model", _HOST_MODEL_DIR, read_only=True))
+    return {
+        "name": ENGINE_CONTAINER,
+        **image(cluster.engine_image, cluster),
+        "command": list(command.argv),
+        "env": environment(_surroundings() | command.env),
+        "ports": [{"name": "http", "containerPort": ENGINE_PORT}],
+        "resources": _resources(cluster),
+        "securityContext": container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+
+
+def _model_container(cluster: Cluster) -> dict[str, Any]:
+    """Return the init container that makes the built-in model; does nothing when it is there."""
+    return {
+        "name": "model",
+        **image(cluster.engine_image, cluster),
+        "command": [PYTHON, "-m", "coda_cli", "model", str(cluster.spec.model.source.builtin), "--dir", _MODELS_DIR],
+        "env": environment(_surroundings()),
+        "securityContext": container_security(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [_mount("models", _MODELS_DIR), _mount("tmp", "/tmp")],  # noqa: S108 - as above
+    }
+
+
+def _surroundings() -> dict[str, str]:
+    # The user id has no entry in the image's passwd: torch and kopf ask for a name, caches for a home.
+    return {"HOME": "/tmp", "USER": "coda", "HF_HOME": _HUB_DIR, "VLLM_NO_USAGE_STATS": "1"}  # noqa: S108
+
+
+def _resources(cluster: Cluster) -> dict[str, Any]:
+    engine = cluster.spec.engine
+    limits: dict[str, Any] = {}
+    if engine.memory is not None:
+        limits["memory"] = engine.memory
+    if engine.device is Device.CUDA:
+        return {"limits": limits | {engine.gpu_resource: str(engine.device_count)}}
+    # No CPU limit: throttling in the middle of a step would cost more than a busy neighbour does.
+    return {"requests": {"cpu": str(engine.device_count)}} | ({"limits": limits} if limits else {})
+
+
+def _volumes(cluster: Cluster) -> list[dict[str, Any]]:
+    volumes: list[dict[str, Any]] = [
+        {"name": "settings", "configMap": {"name": cluster.child_name("settings")}},
+        {"name": "profile", "configMap": {"name": cluster.child_name("profile"), "optional": True}},
+        {"name": "internal", "secret": {"secretName": cluster.child_name("internal")}},
+        {"name": "models", "emptyDir": {}},
+        # Without it vLLM's processes cannot start: a container's own /dev/shm has 64 MB.
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    host_path = cluster.spec.model.source.host_path
+    if host_path is not None:
+        volumes.append({"name": "host-model", "hostPath": {"path": host_path, "type": "Directory"}})
+    return volumes
+
+
+def _mount(volume: str, path: str, read_only: bool = False) -> dict[str, Any]:
+    return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})

@@ -70,8 +70,10 @@ with_progress() {
   local what=$1 start=$SECONDS ticker rc=0
   shift
   (
-    # The ticker of a lab command that was killed ends by itself.
-    while sleep 15 && kill -0 $$ 2>/dev/null; do say "$what: still running, $((SECONDS - start)) s"; done
+    exec 9>&- # the lock is not held by this
+    # A read that nothing answers is a sleep without a process to clean up. The ticker of a lab command
+    # that was killed ends by itself.
+    while read -rt 15 _ || kill -0 $$ 2>/dev/null; do say "$what: still running, $((SECONDS - start)) s"; done <> <(:)
   ) &
   ticker=$!
   "$@" || rc=$?

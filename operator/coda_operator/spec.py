@@ -245,4 +245,14 @@ class CodaClusterSpec(AuthoredModel):
             device_product=self.engine.gpu_product,
             device_count=self.engine.device_count,
             engine=engine_version,
+            engine_args=self._engine_args(),
         )
+
+    def _engine_args(self) -> str:
+        """Return the options beyond the key's own fields by which an engine would refuse another's profile."""
+        options = {
+            "maxContextTokens": self.model.max_context_tokens,
+            "maxBatchedTokens": self.engine.max_batched_tokens,
+            "extraArgs": self.engine.extra_args or None,
+        }
+        return " ".join(f"{name}={value}" for name, value in options.items() if value is not None)

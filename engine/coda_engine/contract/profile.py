@@ -31,6 +31,7 @@ class SpecKey(WireModel):
         device_product: GPU product as node labels name it; "" = not pinned (CPU: always "").
         device_count: GPUs of a replica, or CPU threads of the engine.
         engine: vLLM image or version that the specification names.
+        engine_args: The specification's engine options that change what a step costs, as written there.
     """
 
     model: str
@@ -42,6 +43,7 @@ class SpecKey(WireModel):
     device_product: str = ""
     device_count: int = 1
     engine: str = ""
+    engine_args: str = ""
 
     def digest(self) -> str:
         """Return the key's digest; the label by which a stored profile is found."""

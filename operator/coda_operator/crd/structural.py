@@ -15,11 +15,13 @@ from coda_operator.errors import SchemaError
 
 JsonSchema = Mapping[str, Any]
 
-_COPIED = frozenset(
-    "type description default enum pattern format minimum maximum multipleOf minLength maxLength minItems maxItems "
-    "minProperties maxProperties required uniqueItems x-kubernetes-list-type x-kubernetes-list-map-keys "
-    "x-kubernetes-preserve-unknown-fields".split()
-)
+# fmt: off
+_COPIED = frozenset({
+    "type", "description", "default", "enum", "pattern", "format", "minimum", "maximum", "multipleOf", "minLength",
+    "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "required", "uniqueItems",
+    "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields",
+})
+# fmt: on
 _DROPPED = frozenset({"title", "$defs", "examples"})
 _INT_OR_STRING = "x-kubernetes-int-or-string"
 _PRESERVE = "x-kubernetes-preserve-unknown-fields"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coda_engine.contract.profile import SpecKey
+from coda_operator.kube.resources import Ref
 from coda_operator.profile_object import MANAGED_BY, MANAGED_BY_LABEL
 from coda_operator.spec import API_VERSION, CodaClusterSpec, Device
 
@@ -14,6 +15,8 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 ENGINE = "engine"
 ROUTER = "router"
 PROFILER = "profiler"
+
+_ACCOUNT_KINDS = ("ServiceAccount", "Role", "RoleBinding")
 
 Child = dict[str, Any]
 """A Kubernetes object as plain data."""
@@ -103,3 +106,19 @@ class Cluster:
             },
             **content,
         }
+
+
+def possible_children(name: str) -> tuple[Ref, ...]:
+    """Return every object that a CodaCluster of this name may have, except Jobs (their names hold a digest)."""
+    accounts = [Ref(kind, f"{name}-{part}") for part in (ROUTER, PROFILER) for kind in _ACCOUNT_KINDS]
+    return (
+        Ref("ConfigMap", f"{name}-settings"),
+        Ref("ConfigMap", f"{name}-profile"),
+        Ref("Secret", f"{name}-internal"),
+        Ref("Secret", f"{name}-api-key"),
+        *accounts,
+        Ref("Service", f"{name}-engine"),
+        Ref("Service", f"{name}-router"),
+        Ref("Deployment", f"{name}-engine"),
+        Ref("Deployment", f"{name}-router"),
+    )

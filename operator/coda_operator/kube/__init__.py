@@ -1,0 +1,1 @@
+"""A small client of the Kubernetes API: what this operator asks for and no more (docs/decisions/0004)."""

@@ -66,6 +66,7 @@ class Observed:
         engines: What the engines that serve say about themselves.
         routers: What the routers say.
         internal_token: Token of the internal endpoints; None before it is made.
+        api_key_secret_exists: The Secret with the API keys is there, be it generated or the person's.
     """
 
     key: Key
@@ -80,6 +81,7 @@ class Observed:
     engines: Sequence[EngineReport] = ()
     routers: Sequence[RouterReport] = ()
     internal_token: str | None = None
+    api_key_secret_exists: bool = True
 
 
 async def observe(kube: KubeClient, telemetry: Telemetry, key: Key, images: Images) -> Observed | None:
@@ -113,6 +115,7 @@ async def observe(kube: KubeClient, telemetry: Telemetry, key: Key, images: Imag
         engines=engines,
         routers=routers,
         internal_token=token,
+        api_key_secret_exists=cluster is None or await _exists(kube, Ref("Secret", cluster.api_key_secret), key),
     )
 
 
@@ -144,6 +147,10 @@ async def _live_objects(kube: KubeClient, key: Key) -> dict[Ref, Object]:
     jobs = await kube.find(JOBS, key.namespace, {CLUSTER_LABEL: key.name})
     objects = [*jobs, *(item for item in found if item is not None)]
     return {ref_of(item): item for item in objects}
+
+
+async def _exists(kube: KubeClient, ref: Ref, key: Key) -> bool:
+    return await kube.get(ref.resource, key.namespace, ref.name) is not None
 
 
 async def _pods(kube: KubeClient, key: Key) -> list[Pod]:

@@ -1,1 +1,1 @@
-"""The router in front of the engines: identity, placement and a byte-exact proxy."""
+"""Coda's router: places each request on one of N engines and relays its bytes unchanged."""

@@ -1,0 +1,105 @@
+"""All workers of one router, each with its follower."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import aiohttp
+
+from coda_router.fleet.address import WorkerAddress
+from coda_router.fleet.follower import Follower
+from coda_router.fleet.worker import Worker
+from coda_router.placement.observations import WorkerView
+
+SNAPSHOT_LINE_BYTES = 1024 * 1024
+"""Longest snapshot that is read, bytes."""
+
+_log = logging.getLogger("coda.router.fleet")
+
+
+class Fleet:
+    """The workers and what is known of them.
+
+    Use as an async context manager; :meth:`reconcile` may be called at any time within.
+
+    Args:
+        router_id: This router, as engines attribute requests to it.
+        internal_token: Sent to the engines' internal endpoints; None = they are open.
+        on_change: Called when a request that is held back might now be placed.
+        on_evicted: Called with a worker and the keys of sessions of which it has nothing left.
+    """
+
+    def __init__(
+        self,
+        router_id: str,
+        internal_token: str | None,
+        on_change: Callable[[], None],
+        on_evicted: Callable[[Worker, list[str]], None],
+    ) -> None:
+        self._router_id = router_id
+        self._headers = {"authorization": f"Bearer {internal_token}"} if internal_token else {}
+        self._tell_change = on_change
+        self._news = asyncio.Event()
+        self._on_evicted = on_evicted
+        self._workers: dict[str, Worker] = {}
+        self._followers: dict[str, asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Fleet":
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            read_bufsize=SNAPSHOT_LINE_BYTES,
+            connector=aiohttp.TCPConnector(limit=0),
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.reconcile(())
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """Name to worker."""
+        return self._workers
+
+    def reconcile(self, addresses: Iterable[WorkerAddress]) -> None:
+        """Follow exactly these workers: new ones are added, the others dropped (their requests may finish)."""
+        wanted = {address.name: address for address in addresses}
+        for name, worker in list(self._workers.items()):
+            if wanted.get(name) != worker.address:
+                _log.info("worker %s is not part of the fleet any more", name)
+                self._followers.pop(name).cancel()
+                self._workers.pop(name).pool.close()
+        for name, address in wanted.items():
+            if name not in self._workers:
+                worker = Worker(address, self._router_id)
+                self._workers[name] = worker
+                self._followers[name] = asyncio.create_task(self._follow(worker), name=f"follow {name}")
+
+    def views(self, now_s: float) -> list[WorkerView]:
+        """Return every worker as placement sees it, in the order of their names' arrival."""
+        return [worker.view(now_s) for worker in self._workers.values()]
+
+    def served_models(self) -> list[str]:
+        """Return the names of all models that a worker is known to serve, sorted."""
+        return sorted(frozenset[str]().union(*(worker.models for worker in self._workers.values())))
+
+    async def wait_until_known(self, timeout_s: float) -> None:
+        """Return as soon as every worker was heard of or probed once, or after ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not all(worker.is_known for worker in self._workers.values()):
+                    self._news.clear()
+                    await self._news.wait()
+
+    def _on_change(self) -> None:
+        self._news.set()
+        self._tell_change()
+
+    async def _follow(self, worker: Worker) -> None:
+        if self._session is None:
+            raise RuntimeError("the fleet is used outside of its context")
+        await Follower(worker, self._session, self._on_change, self._on_evicted).run()

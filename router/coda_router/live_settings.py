@@ -1,0 +1,42 @@
+"""The settings in force: from the file at start and whenever it changes, or from a PUT in between."""
+
+import logging
+
+from coda_engine.contract.settings import Settings
+from coda_router.placement.chain import PlacementChain, chain_for
+
+_log = logging.getLogger("coda.router.settings")
+
+
+class LiveSettings:
+    """The settings document in force and the placement chain made of it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._take(settings)
+
+    @property
+    def settings(self) -> Settings:
+        """The document in force."""
+        return self._settings
+
+    @property
+    def digest(self) -> str:
+        """Digest of the document in force."""
+        return self._digest
+
+    @property
+    def chain(self) -> PlacementChain:
+        """The placement chain in force."""
+        return self._chain
+
+    def replace(self, settings: Settings) -> None:
+        """Put another document in force; requests placed from now on follow it."""
+        if settings.digest() == self._digest:
+            return
+        self._take(settings)
+        _log.info("settings %s in force: placement %s", self._digest, settings.placement.policy.value)
+
+    def _take(self, settings: Settings) -> None:
+        self._settings = settings
+        self._digest = settings.digest()
+        self._chain = chain_for(settings.placement)

@@ -1,0 +1,189 @@
+"""Asks a worker and relays its reply: one silent retry before the first byte, none after it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from coda_engine.contract.identity import PRIORITY_HEADER, SESSION_HEADER
+from coda_router.dispatch import RETRY_AFTER_S, Dispatcher, RoutedRequest
+from coda_router.errors import Refusal, WorkerLostError
+from coda_router.fleet.worker import Worker
+from coda_router.identity import IdentityWriter
+from coda_router.upstream.connection import ReplyHead, UpstreamConnection
+
+MAX_ATTEMPTS = 2
+"""Workers asked for one request."""
+
+
+class RelayEvent(StrEnum):
+    """Something about a relay that is counted."""
+
+    STALE_CONNECTION = "StaleConnection"
+    RETRIED_ELSEWHERE = "RetriedElsewhere"
+    TRUNCATED = "Truncated"
+    CLIENT_LEFT = "ClientLeft"
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingRequest:
+    """A client's request as bytes for a worker.
+
+    Attributes:
+        routed: The request as the dispatcher sees it.
+        request_line_start: ``POST /v1/...``, up to the space before the HTTP version.
+        header_lines: Forwarded headers, each with its line end.
+        body: The body, unchanged but for engine controls.
+    """
+
+    routed: RoutedRequest
+    request_line_start: bytes
+    header_lines: bytes
+    body: bytes
+
+
+StartReply = Callable[[ReplyHead], Awaitable[None]]
+SendBody = Callable[[bytes, bool], Awaitable[None]]
+
+
+class Relay:
+    """Carries requests to workers and replies back.
+
+    Args:
+        dispatcher: Who decides.
+        identity: Writes the identity headers.
+        on_event: Called for every :class:`RelayEvent`.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, identity: IdentityWriter, on_event: Callable[[RelayEvent], None]
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._identity = identity
+        self._on_event = on_event
+
+    async def carry(self, request: OutgoingRequest, start_reply: StartReply, send_body: SendBody) -> None:
+        """Have a worker answer ``request`` and pass the reply on as it comes.
+
+        Args:
+            request: What to ask.
+            start_reply: Called once, with the reply's head.
+            send_body: Called with pieces of the body and whether more follow; waits for a slow client.
+
+        Raises:
+            Refusal: Nobody could answer, and nothing was sent to the client yet.
+            WorkerLostError: The worker was lost in the middle of its reply; what the client has is truncated.
+        """
+        tried: frozenset[str] = frozenset()
+        while True:
+            worker = await self._assign(request, tried)
+            try:
+                connection, head = await self._ask(worker, request, attempt=len(tried))
+                try:
+                    await self._pass_on(connection, head, start_reply, send_body)
+                finally:
+                    worker.pool.give_back(connection)
+                return
+            except _LostBeforeFirstByteError as lost:
+                tried |= {worker.name}
+                if len(tried) >= MAX_ATTEMPTS:
+                    raise _engine_lost() from lost
+            finally:
+                self._dispatcher.release(worker)
+
+    async def _assign(self, request: OutgoingRequest, tried: frozenset[str]) -> Worker:
+        try:
+            worker = await self._dispatcher.assign(request.routed, tried)
+        except Refusal as refusal:
+            if tried and refusal.code == "no_engine":
+                raise _engine_lost() from refusal
+            raise
+        if tried:
+            self._on_event(RelayEvent.RETRIED_ELSEWHERE)
+        return worker
+
+    async def _ask(
+        self, worker: Worker, request: OutgoingRequest, attempt: int
+    ) -> tuple[UpstreamConnection, ReplyHead]:
+        """Return a connection whose reply has begun, and the reply's head."""
+        head_bytes = self._head_bytes(worker, request, attempt)
+        connection = worker.pool.take_idle()
+        try:
+            if connection is not None:
+                try:
+                    return connection, await _first_byte(connection, head_bytes, request.body)
+                except WorkerLostError as error:
+                    if not error.was_reused:
+                        raise
+                    self._on_event(RelayEvent.STALE_CONNECTION)
+            connection = await self._connect(worker)
+            return connection, await _first_byte(connection, head_bytes, request.body)
+        except WorkerLostError as error:
+            raise _LostBeforeFirstByteError(str(error)) from error
+
+    async def _connect(self, worker: Worker) -> UpstreamConnection:
+        try:
+            return await worker.pool.connect()
+        except WorkerLostError:
+            # Its next snapshot or health probe may tell otherwise; until then nobody else is sent there.
+            worker.set_health(False)
+            raise
+
+    async def _pass_on(
+        self, connection: UpstreamConnection, head: ReplyHead, start_reply: StartReply, send_body: SendBody
+    ) -> None:
+        body, more = await connection.read()
+        await start_reply(head)
+        await send_body(body, more)
+        while more:
+            try:
+                body, more = await connection.read()
+            except WorkerLostError:
+                self._on_event(RelayEvent.TRUNCATED)
+                raise
+            await send_body(body, more)
+
+    def _head_bytes(self, worker: Worker, request: OutgoingRequest, attempt: int) -> bytes:
+        routed = request.routed
+        ready_age_ms = (asyncio.get_running_loop().time() - routed.ready_at_s) * 1000
+        identity = self._identity.header_value(
+            routed.tenant, routed.session, attempt=attempt, ready_age_ms=ready_age_ms
+        )
+        return b"".join(
+            (
+                request.request_line_start,
+                worker.request_line_tail,
+                request.header_lines,
+                _SESSION_LINE_START, identity, _PRIORITY_LINE,
+                b"content-length: %d\r\n\r\n" % len(request.body),
+            )
+        )  # fmt: skip
+
+
+class _LostBeforeFirstByteError(WorkerLostError):
+    """A worker was lost while nothing of its reply was seen: another one may answer."""
+
+
+_SESSION_LINE_START = f"{SESSION_HEADER.lower()}: ".encode("ascii")
+# One tier so far; engines without Coda's identity hook refuse any other priority than 0.
+_PRIORITY_LINE = f"\r\n{PRIORITY_HEADER.lower()}: 0\r\n".encode("ascii")
+
+
+async def _first_byte(connection: UpstreamConnection, head: bytes, body: bytes) -> ReplyHead:
+    """Send the request; return the reply's head, or close the connection."""
+    try:
+        connection.send(head, body)
+        return await connection.head()
+    except BaseException:
+        # Also when the client left: only a closed connection makes the engine stop.
+        connection.abort()
+        raise
+
+
+def _engine_lost() -> Refusal:
+    return Refusal(
+        503,
+        "engine_lost",
+        "the engine that had taken the request was lost before it answered; try again",
+        retry_after_s=RETRY_AFTER_S,
+    )

@@ -1,0 +1,176 @@
+"""Puts a router together and serves it until it is told to end."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+
+import uvicorn
+
+from coda_engine.contract.errors import DocumentError
+from coda_engine.contract.settings import Settings
+from coda_router.auth import ApiKeys, read_api_keys
+from coda_router.config import RouterConfig
+from coda_router.dispatch import Dispatcher
+from coda_router.edge.admin import make_admin_app
+from coda_router.edge.client import ClientProtocol
+from coda_router.edge.gateway import Gateway
+from coda_router.edge.models import ModelCatalog
+from coda_router.errors import ConfigurationError
+from coda_router.fleet.endpoints import EndpointWatcher
+from coda_router.identity import IdentityWriter
+from coda_router.live_settings import LiveSettings
+from coda_router.metrics import RouterMetrics
+from coda_router.relay import Relay
+from coda_router.sessions import SessionMap
+from coda_router.watching import watch
+
+FIRST_LOOK_TIMEOUT_S = 2.0
+"""Longest time to wait for a first word of every worker before serving."""
+
+_log = logging.getLogger("coda.router")
+
+
+class Router:
+    """One router: all its parts, wired.
+
+    Raises:
+        ConfigurationError: A file that the configuration names cannot be used.
+    """
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._keys = ApiKeys({})
+        self._settings = LiveSettings(Settings())
+        self._load_keys()
+        self._load_settings()
+        sessions = SessionMap(config.max_sessions, config.session_ttl_s)
+        self.dispatcher = Dispatcher(config.router_id, config.internal_token, self._settings, sessions, config.holding)
+        self._metrics = RouterMetrics(self.dispatcher)
+        identity = IdentityWriter(config.router_id, config.cluster_secret)
+        self.app = Gateway(
+            relay=Relay(self.dispatcher, identity, self._metrics.relay_event),
+            identity=identity,
+            catalog=ModelCatalog(self.dispatcher.fleet, time.time()),
+            keys=lambda: self._keys,
+            metrics=self._metrics,
+            max_body_bytes=config.max_body_bytes,
+            admin=make_admin_app(
+                self.dispatcher,
+                self._settings,
+                self._metrics,
+                router_id=config.router_id,
+                internal_token=config.internal_token,
+            ),
+        )
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Follow the workers and the watched files while the context is open."""
+        fleet = self.dispatcher.fleet
+        async with fleet:
+            tasks = [asyncio.create_task(task) for task in self._watches()]
+            fleet.reconcile(self._config.workers)
+            await fleet.wait_until_known(FIRST_LOOK_TIMEOUT_S)
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _watches(self) -> Iterator[Coroutine[object, object, None]]:
+        if self._config.discovery is not None:
+            yield EndpointWatcher(self._config.discovery, self.dispatcher.fleet.reconcile).run()
+        if self._config.settings_file is not None:
+            yield watch(self._config.settings_file, self._load_settings)
+        if self._config.api_keys_dir is not None:
+            yield watch(self._config.api_keys_dir, self._load_keys)
+
+    def _load_settings(self) -> None:
+        path = self._config.settings_file
+        if path is None:
+            return
+        try:
+            self._settings.replace(Settings.parse(path.read_bytes()))
+        except OSError as error:
+            raise ConfigurationError(f"--settings-file {path}: cannot be read: {error}") from error
+        except DocumentError as error:
+            raise ConfigurationError(f"--settings-file {path}: {'; '.join(str(error).splitlines())}") from error
+
+    def _load_keys(self) -> None:
+        if self._config.api_keys_dir is not None:
+            self._keys = ApiKeys(read_api_keys(self._config.api_keys_dir))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server that ends with status 0 on SIGTERM and SIGINT, instead of raising the signal again."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take both signals while serving; a second SIGINT ends at once."""
+        loop = asyncio.get_running_loop()
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, self.handle_exit, signal_number, None)
+        try:
+            yield
+        finally:
+            for signal_number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(signal_number)
+
+
+def serve(config: RouterConfig) -> None:
+    """Run a router until SIGTERM or SIGINT; requests in flight then get ``config.grace_s`` to end.
+
+    Raises:
+        ConfigurationError: It cannot start as asked.
+    """
+    listener = _bind(config.host, config.port)
+    try:
+        router = Router(config)
+    except ConfigurationError:
+        listener.close()
+        raise
+    uvicorn_config = uvicorn.Config(
+        router.app,
+        loop="uvloop",
+        http=ClientProtocol,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        date_header=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(config.grace_s),
+        backlog=1024,
+    )
+    with asyncio.Runner(loop_factory=uvicorn_config.get_loop_factory()) as runner:
+        runner.run(_serve(router, _Server(uvicorn_config), listener))
+
+
+async def _serve(router: Router, server: uvicorn.Server, listener: socket.socket) -> None:
+    async with router.running():
+        host, port = listener.getsockname()[:2]
+        _log.info("listening on http://%s:%d", host, port)
+        await server.serve(sockets=[listener])
+        _log.info("ended")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; "
+            "choose another --host or --port, or end what listens there"
+        ) from error
+    listener.setblocking(False)
+    return listener

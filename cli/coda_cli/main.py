@@ -11,6 +11,8 @@ from coda_engine.contract.errors import ContractError
 
 _COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("coda_cli.up.command:up", "Run a CodaCluster on this machine: engines and a router, as processes."),
+    "down": ("coda_cli.up.command:down", "End what coda up runs."),
+    "status": ("coda_cli.up.command:status", "List what coda up runs on this machine."),
     "router": ("coda_cli.router_command:router", "Run one router in front of running engines."),
     "profile": ("coda_cli.profile_command:profile", "Measure an engine's profile, or show one."),
     "model": ("coda_cli.model.command:model", "Make a built-in model and print its folder."),

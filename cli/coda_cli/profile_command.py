@@ -80,8 +80,9 @@ def profile_table(profile: Profile) -> str:
         "  prefill tokens        ms   spread  tokens/s",
     ]
     lines += [
-        f"  {point.x:>14,} {point.ms:>9.1f} {point.spread_ms:>8.1f} {point.x / point.ms * 1_000 if point.ms else 0:>9,.0f}"
+        f"  {point.x:>14,} {point.ms:>9.1f} {point.spread_ms:>8.1f} {point.x / point.ms * 1_000:>9,.0f}"
         for point in prefill.points
+        if point.ms > 0
     ]
     lines += [
         f"  {point.x:>14,} {point.measured_ms:>9.1f}   held out: predicted {point.predicted_ms:.1f}, "

@@ -148,7 +148,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Remember the transport and set the socket up for small, prompt writes."""
         # uvloop's transports are no subclass of asyncio's, only like it.
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         connected_socket = transport.get_extra_info("socket")
         for level, option, value in _KEEPALIVE_OPTIONS:
             connected_socket.setsockopt(level, option, value)

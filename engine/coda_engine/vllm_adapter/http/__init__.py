@@ -1,0 +1,1 @@
+"""Internal endpoints on the engine's own port, served without touching the engine's thread."""

@@ -1,0 +1,1 @@
+"""Who each request is from, decided before its KV blocks are hashed."""

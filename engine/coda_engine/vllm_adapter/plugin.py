@@ -1,0 +1,99 @@
+"""vLLM's entry into Coda: ``vllm.general_plugins`` calls :func:`register` in each of its processes.
+
+The first process (the API server) makes the shared-memory pages and hands their name down by environment;
+the hooks act wherever a scheduler is built (EngineCore) and lie idle elsewhere (workers).
+"""
+
+import atexit
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import Request
+
+from coda_engine.contract.reasons import Feature
+from coda_engine.vllm_adapter.compat import Gate, check, installed_version
+from coda_engine.vllm_adapter.config import ENV_PAGE_FILES, AdapterConfig, current
+from coda_engine.vllm_adapter.log import logger
+from coda_engine.vllm_adapter.runtime import RUNTIME_ATTRIBUTE, EngineRuntime
+from coda_engine.vllm_adapter.scheduler.hook import hook_construction
+from coda_engine.vllm_adapter.telemetry.page import PageFiles
+from coda_engine.vllm_adapter.telemetry.pages import CAPACITIES
+
+APPLY_SETTINGS = "coda_apply_settings"
+APPLY_PROFILE = "coda_apply_profile"
+
+
+def register() -> None:
+    """Install Coda's hooks; whatever fails is logged and leaves vLLM as it is."""
+    try:
+        config = _with_pages(current())
+        install(config, check(installed_version()))
+    except Exception:
+        logger.exception("coda is off: its plug-in could not be installed; vLLM serves without it")
+
+
+def install(config: AdapterConfig, gates: Mapping[Feature, Gate]) -> None:
+    """Hook Coda into vLLM's classes, once in a process, as far as the gates let it."""
+    hook_construction(Scheduler, lambda scheduler: _attach(scheduler, config, gates))
+    if gates[Feature.IDENTITY].open:
+        _hook_identity(EngineCore)
+    if gates[Feature.LIVE_SETTINGS].open:
+        _add_utilities(EngineCore)
+
+
+def _attach(scheduler: Scheduler, config: AdapterConfig, gates: Mapping[Feature, Gate]) -> None:
+    EngineRuntime.attach(scheduler, config, gates)
+
+
+def _with_pages(config: AdapterConfig) -> AdapterConfig:
+    if config.page_files is not None:
+        return config
+    try:
+        files = PageFiles.create(config.page_dir, CAPACITIES)
+    except OSError as error:
+        logger.warning("coda: no shared-memory pages in %s: %s", config.page_dir, error)
+        return config
+    atexit.register(files.remove)
+    os.environ[ENV_PAGE_FILES] = str(files.prefix)
+    return replace(config, page_files=files.prefix)
+
+
+def _hook_identity(core_class: type[EngineCore]) -> None:
+    original = core_class.preprocess_add_request
+    if hasattr(original, "coda_hooked"):
+        return
+
+    @functools.wraps(original)
+    def identify_and_preprocess(self: EngineCore, request: EngineCoreRequest) -> tuple[Request, int]:
+        runtime: EngineRuntime | None = getattr(self.scheduler, RUNTIME_ATTRIBUTE, None)
+        if runtime is not None:
+            runtime.identify(request)
+        preprocessed: tuple[Request, int] = original(self, request)
+        return preprocessed
+
+    identify_and_preprocess.coda_hooked = True  # type: ignore[attr-defined]
+    core_class.preprocess_add_request = identify_and_preprocess
+
+
+def _add_utilities(core_class: type[EngineCore]) -> None:
+    """Add the methods that the API process calls by ``call_utility_async`` (on the engine's thread)."""
+
+    def apply_settings(self: EngineCore, document: str) -> dict[str, str]:
+        return _runtime(self).apply_settings(document)
+
+    def apply_profile(self: EngineCore, document: str) -> dict[str, str]:
+        return _runtime(self).apply_profile(document)
+
+    setattr(core_class, APPLY_SETTINGS, apply_settings)
+    setattr(core_class, APPLY_PROFILE, apply_profile)
+
+
+def _runtime(core: Any) -> EngineRuntime:
+    runtime: EngineRuntime = getattr(core.scheduler, RUNTIME_ATTRIBUTE)
+    return runtime

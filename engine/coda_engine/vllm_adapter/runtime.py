@@ -1,0 +1,241 @@
+"""One engine's Coda: what the hooks share, put together when vLLM has built its scheduler."""
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.request import Request
+
+from coda_engine.contract.errors import DocumentError, ProfileRefusedError
+from coda_engine.contract.reasons import Feature, Reason
+from coda_engine.contract.settings import Settings
+from coda_engine.vllm_adapter.capabilities import CapabilityVector
+from coda_engine.vllm_adapter.compat import Gate
+from coda_engine.vllm_adapter.config import AdapterConfig
+from coda_engine.vllm_adapter.control import Control, parse_profile
+from coda_engine.vllm_adapter.identity.hook import IdentityRules
+from coda_engine.vllm_adapter.identity.table import IdentityTable
+from coda_engine.vllm_adapter.keys import full_key_or_derived
+from coda_engine.vllm_adapter.log import logger
+from coda_engine.vllm_adapter.scheduler.admission import AdmissionPlan, StateAdmission
+from coda_engine.vllm_adapter.scheduler.hook import hook_steps
+from coda_engine.vllm_adapter.scheduler.queue import FrontierQueue
+from coda_engine.vllm_adapter.scheduler.residency import ResidencyIndex
+from coda_engine.vllm_adapter.scheduler.steps import StepObserver
+from coda_engine.vllm_adapter.scheduler.support import unsupported_configuration
+from coda_engine.vllm_adapter.telemetry.board import Board
+from coda_engine.vllm_adapter.telemetry.pages import ControlDocument
+from coda_engine.vllm_adapter.telemetry.sessions import SessionTable
+from coda_engine.vllm_adapter.telemetry.snapshot import Digests, SnapshotGatherer, ready_at_ms
+
+RUNTIME_ATTRIBUTE = "coda_runtime"
+"""Attribute of vLLM's scheduler under which the identity hook and the engine utilities find the runtime."""
+
+_SESSION_HASHES_PER_BLOCK = 4
+
+
+class EngineRuntime:
+    """Listens to the scheduler's steps; owns every part of Coda inside EngineCore.
+
+    Every method that vLLM calls catches what goes wrong, switches the feature concerned off with its reason
+    and lets vLLM go on: an exception here would end the engine.
+    """
+
+    def __init__(self, scheduler: Scheduler, config: AdapterConfig, gates: Mapping[Feature, Gate]) -> None:
+        self.capabilities = CapabilityVector()
+        for feature, gate in gates.items():
+            if not gate.open:
+                self.capabilities.close(feature, gate.reason, gate.detail)
+        self.instance_id = uuid.uuid4().hex
+        self.identities = IdentityTable()
+        self.steps = StepObserver()
+        self._scheduler = scheduler
+        self._identity_rules = self._build_identity_rules(config)
+        key, key_problem = full_key_or_derived(scheduler.vllm_config, config.spec_key, scheduler.block_size)
+        self.control = Control(key)
+        self.control.load_settings(config.settings)
+        self.control.load_profile(config.profile)
+        for problem in (key_problem, config.isolation_problem, config.internal_token.problem):
+            if problem:
+                logger.warning("coda: %s", problem)
+        self.admission: StateAdmission | None = None
+        self._queue: FrontierQueue | None = None
+        self._sessions: SessionTable | None = None
+        self._build_admission()
+        self._apply_control()
+        self.capabilities.set(Feature.LIVE_SETTINGS, True, Reason.ENABLED)
+        self.capabilities.set(Feature.KV_SHADOW, False, Reason.NOT_AVAILABLE, "not in this version")
+        self._board = self._build_board(config)
+
+    @classmethod
+    def attach(cls, scheduler: Scheduler, config: AdapterConfig, gates: Mapping[Feature, Gate]) -> "EngineRuntime":
+        """Return the runtime of ``scheduler``, hooked into it and publishing."""
+        runtime = cls(scheduler, config, gates)
+        setattr(scheduler, RUNTIME_ATTRIBUTE, runtime)
+        hook_steps(scheduler, runtime)
+        return runtime
+
+    # Told by the hooks ----------------------------------------------------------------------------------
+
+    def identify(self, request: EngineCoreRequest) -> None:
+        """Override what the request says about itself (input thread)."""
+        if not self.capabilities.is_closed(Feature.IDENTITY):
+            try:
+                self._identity_rules.apply(request, self.identities)
+            except Exception as error:
+                self.capabilities.close_after_error(Feature.IDENTITY, error)
+
+    def step_scheduled(self, output: SchedulerOutput) -> None:
+        """Count the step, close its admission decisions and publish."""
+        try:
+            if self.admission is not None and self._queue is not None:
+                self.admission.end_step(self._queue)
+        except Exception as error:
+            self._admission_failed(error)
+        try:
+            self.steps.observe(output, self._scheduler.requests)
+            if self._board is not None:
+                self._board.after_schedule()
+        except Exception as error:
+            self._telemetry_failed(error)
+
+    def step_finished(self) -> None:
+        """Publish what the step left."""
+        try:
+            if self._board is not None:
+                self._board.after_update(idle=not self._scheduler.has_unfinished_requests())
+        except Exception as error:
+            self._telemetry_failed(error)
+
+    def request_over(self, request: Request) -> None:
+        """Keep the session's residency, forget the request's identity."""
+        try:
+            key = self.identities.get(request.request_id).session_key
+            if key and self._sessions is not None:
+                self._sessions.used(key, request)
+            self.identities.drop(request.request_id)
+            if self.admission is not None:
+                self.admission.forget((request,))
+        except Exception as error:
+            self._telemetry_failed(error)
+
+    # Called as engine utilities -------------------------------------------------------------------------
+
+    def apply_settings(self, document: str) -> dict[str, str]:
+        """Put a settings document in force; return its digest, or ``error``."""
+        try:
+            self.control.use_settings(Settings.parse(document))
+        except DocumentError as error:
+            return {"error": str(error)}
+        self._control_changed()
+        return {"digest": self.control.settings.digest()}
+
+    def apply_profile(self, document: str) -> dict[str, str]:
+        """Put a profile in force; return its digest, ``error``, or the refusal's ``reason`` and ``detail``."""
+        try:
+            profile = parse_profile(document)
+            self.control.use_profile(profile)
+        except DocumentError as error:
+            return {"error": str(error)}
+        except ProfileRefusedError as error:
+            return {"reason": error.reason.value, "detail": error.detail}
+        self._control_changed()
+        return {"digest": profile.digest()}
+
+    # Put together ---------------------------------------------------------------------------------------
+
+    def _build_identity_rules(self, config: AdapterConfig) -> IdentityRules:
+        file = config.cluster_secret
+        if file.text is not None:
+            self.capabilities.set(Feature.IDENTITY, True, Reason.ENABLED, f"isolation {config.isolation.value}")
+            return IdentityRules(file.text.encode(), config.isolation)
+        if file.path is None:
+            detail = "no cluster secret is configured: session ids are taken as they are"
+            self.capabilities.set(Feature.IDENTITY, False, Reason.NO_CLUSTER_SECRET, detail)
+            return IdentityRules(None, config.isolation)
+        # A secret was meant to be here: nobody can prove anything without it, so everybody is untrusted.
+        detail = f"{file.problem}: every request is untrusted"
+        self.capabilities.set(Feature.IDENTITY, False, Reason.NO_CLUSTER_SECRET, detail)
+        return IdentityRules(os.urandom(32), config.isolation)
+
+    def _build_admission(self) -> None:
+        scheduler, feature = self._scheduler, Feature.STATE_ADMISSION
+        if self.capabilities.is_closed(feature):
+            return
+        problem = unsupported_configuration(scheduler)
+        if problem:
+            self.capabilities.close(feature, Reason.UNSUPPORTED_CONFIGURATION, problem)
+            return
+        pool = scheduler.kv_cache_manager.block_pool
+        index = ResidencyIndex(pool)
+        self.admission = StateAdmission(
+            scheduler, index, lambda request: ready_at_ms(request, self.identities), self._admission_failed
+        )
+        self._sessions = SessionTable(
+            index, self.instance_id, scheduler.block_size, _SESSION_HASHES_PER_BLOCK * pool.num_gpu_blocks
+        )
+        self._queue = FrontierQueue(self.admission, scheduler.waiting)
+        index.install()
+        scheduler.waiting = self._queue
+
+    def _build_board(self, config: AdapterConfig) -> Board | None:
+        if self.capabilities.is_closed(Feature.SNAPSHOT):
+            return None
+        if config.page_files is None:
+            detail = f"no shared-memory pages in {config.page_dir}"
+            self.capabilities.close(Feature.SNAPSHOT, Reason.UNSUPPORTED_CONFIGURATION, detail)
+            return None
+        self.capabilities.set(Feature.SNAPSHOT, True, Reason.ENABLED)
+        gatherer = SnapshotGatherer(
+            self._scheduler, self.instance_id, self.identities, self.steps, self.admission,
+            self.capabilities.snapshot, self._digests,
+        )  # fmt: skip
+        decisions = self.admission.log.encode if self.admission is not None else None
+        board = Board(config.page_files, gatherer, self._sessions, decisions, owned_here=config.owns_pages(os.getpid()))
+        board.open(self._control_document())
+        return board
+
+    # Kept consistent ------------------------------------------------------------------------------------
+
+    def _apply_control(self) -> None:
+        plan = self.control.admission_plan(self.capabilities)
+        if self.admission is not None:
+            self.admission.use(plan)
+        if self._queue is not None:
+            self._queue.reconsider()
+        self.steps.planner = self.control.cohort_planner(self.capabilities)
+
+    def _control_changed(self) -> None:
+        self._apply_control()
+        if self._board is not None:
+            self._board.publish_control(self._control_document())
+
+    def _digests(self) -> Digests:
+        profile = self.control.profile
+        return Digests(self.control.settings.digest(), profile.digest() if profile is not None else None)
+
+    def _control_document(self) -> bytes:
+        control, digests = self.control, self._digests()
+        document = ControlDocument(
+            instance_id=self.instance_id,
+            spec_key_digest=control.full_key.spec.digest(),
+            full_key=control.full_key.model_dump(mode="json"),
+            settings_digest=digests.settings,
+            settings=control.settings.model_dump(mode="json", by_alias=True),
+            profile_digest=digests.profile,
+            profile=control.profile.model_dump(mode="json") if control.profile is not None else None,
+        )
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    def _admission_failed(self, error: Exception) -> None:
+        self.capabilities.close_after_error(Feature.STATE_ADMISSION, error)
+        if self.admission is not None:
+            self.admission.use(AdmissionPlan())
+
+    def _telemetry_failed(self, error: Exception) -> None:
+        self.capabilities.close_after_error(Feature.SNAPSHOT, error)
+        self._board = None

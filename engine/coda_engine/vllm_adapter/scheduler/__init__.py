@@ -1,0 +1,1 @@
+"""State admission on vLLM's waiting queue, and what each step was made of."""

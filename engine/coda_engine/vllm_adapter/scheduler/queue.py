@@ -1,0 +1,92 @@
+"""vLLM's waiting queue with one change: the head is chosen when the scheduler looks at it."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.request import Request
+
+
+class HeadChooser(Protocol):
+    """Decides which waiting request the scheduler sees next."""
+
+    def choose(self, waiting: "FrontierQueue") -> Request | None:
+        """Return the request to promote; None keeps the native head. Never raises."""
+        ...
+
+    def popped(self, request: Request) -> None:
+        """Take note that the scheduler took ``request``, to run it or to skip it for this step."""
+        ...
+
+    def removed(self, requests: Iterable[Request]) -> None:
+        """Take note that ``requests`` left the queue without being scheduled."""
+        ...
+
+
+class FrontierQueue(FCFSRequestQueue):
+    """First come, first served, except that the chooser may promote one request to the head.
+
+    The scheduler peeks, decides and pops; the choice is therefore remembered from the first peek until the
+    next pop or any other change of the queue, so that what is popped is what was peeked.
+    """
+
+    def __init__(self, chooser: HeadChooser, waiting: Iterable[Request] = ()) -> None:
+        super().__init__(waiting)
+        self._chooser = chooser
+        self._chosen: Request | None = None
+
+    @property
+    def chosen(self) -> Request | None:
+        """The head as chosen and not popped since; None when the next peek will choose."""
+        return self._chosen
+
+    def reconsider(self) -> None:
+        """Choose again at the next peek."""
+        self._chosen = None
+
+    def peek_request(self) -> Request:
+        """Return the head after at most one remove-and-prepend."""
+        if self._chosen is None:
+            head = super().peek_request()
+            promoted = self._chooser.choose(self)
+            if promoted is not None and promoted is not head:
+                self.remove(promoted)
+                self.appendleft(promoted)
+                head = promoted
+            self._chosen = head
+        return self._chosen
+
+    def pop_request(self) -> Request:
+        """Return and remove the head that was peeked."""
+        request = super().pop_request()
+        self._chosen = None
+        self._chooser.popped(request)
+        return request
+
+    def add_request(self, request: Request) -> None:
+        """Append ``request``."""
+        self._chosen = None
+        super().add_request(request)
+
+    def prepend_request(self, request: Request) -> None:
+        """Put ``request`` (a preempted one) at the head."""
+        self._chosen = None
+        super().prepend_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """Put back the requests that the scheduler skipped in this step."""
+        self._chosen = None
+        super().prepend_requests(requests)
+
+    def remove_request(self, request: Request) -> None:
+        """Remove an aborted request."""
+        self._chosen = None
+        super().remove_request(request)
+        self._chooser.removed((request,))
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Remove aborted requests."""
+        self._chosen = None
+        leaving = list(requests)
+        super().remove_requests(leaving)
+        self._chooser.removed(leaving)

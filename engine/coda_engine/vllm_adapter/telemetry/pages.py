@@ -1,0 +1,58 @@
+"""The pages of one engine: their names and sizes, and the document on each."""
+
+from typing import TypedDict
+
+SNAPSHOT_PAGE = "snapshot"
+"""An EngineSnapshot (contract), JSON; its version is the page's."""
+
+SESSIONS_PAGE = "sessions"
+"""A :class:`SessionsDocument`, JSON."""
+
+DECISIONS_PAGE = "decisions"
+"""A :class:`DecisionsDocument`, JSON."""
+
+CONTROL_PAGE = "control"
+"""A :class:`ControlDocument`, JSON."""
+
+CAPACITIES = {
+    SNAPSHOT_PAGE: 256 * 1024,
+    SESSIONS_PAGE: 1024 * 1024,
+    DECISIONS_PAGE: 256 * 1024,
+    CONTROL_PAGE: 192 * 1024,
+}
+"""Page to its capacity, bytes (each file is twice as large: two slots)."""
+
+
+class SessionsDocument(TypedDict):
+    """The whole session table.
+
+    ``rows``: key, hbm_tokens, last_use_s, version of the last change. ``removed``: key and version of the
+    removal. ``complete_since``: the oldest version from which rows and removals tell every change.
+    """
+
+    instance_id: str
+    version: int
+    complete_since: int
+    rows: list[tuple[str, int, float, int]]
+    removed: list[tuple[str, int]]
+
+
+class DecisionsDocument(TypedDict):
+    """The latest state-admission decisions, and how long selecting took since start."""
+
+    next: int
+    decisions: list[dict[str, object]]
+    selection_buckets: list[int]
+    selection_seconds: float
+
+
+class ControlDocument(TypedDict):
+    """What the engine runs with: keys, settings and profile in force."""
+
+    instance_id: str
+    spec_key_digest: str
+    full_key: dict[str, object]
+    settings_digest: str
+    settings: dict[str, object]
+    profile_digest: str | None
+    profile: dict[str, object] | None

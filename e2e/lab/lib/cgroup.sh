@@ -9,9 +9,11 @@
 
 CGROUP_NAME=coda-lab
 
-# The path is the caller's own in the memory hierarchy: a limit set there also binds the pods.
+# The path is the caller's own in the memory hierarchy: a limit set there also binds the pods. Kept
+# while the lab is up, as a later caller may have another one.
 cgroup_path() {
   local own
+  cat "$LAB_DIR/cgroup" 2>/dev/null && return 0
   own=$(awk -F: '$2 == "memory" { print $3 }' /proc/self/cgroup)
   echo "${own%/}/$CGROUP_NAME"
 }
@@ -41,6 +43,13 @@ cgroup_make() {
       level=$level/$part
     done
   done
+}
+
+cgroup_up() {
+  cgroup_path >"$LAB_DIR/cgroup.new"
+  mv "$LAB_DIR/cgroup.new" "$LAB_DIR/cgroup"
+  cgroup_make "$(cgroup_path)/host"
+  cgroup_make "$(cgroup_path)/$NODE"
 }
 
 # cgroup_enter: the calling (sub)shell becomes one of the lab's processes.

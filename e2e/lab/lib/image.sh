@@ -117,7 +117,7 @@ image() {
     pause | base) image_"$command" ;;
     build) image_build "$@" ;;
     remove) image_remove "${1:?usage: lab image remove NAME:TAG}" ;;
-    list) (cd "$LAB_IMAGES" 2>/dev/null && du -m -- *.tar | awk '{ printf "%5d MB  %s\n", $1, $2 }') || true ;;
+    list) (cd "$LAB_IMAGES" 2>/dev/null && du -m -- *.tar 2>/dev/null | awk '{ printf "%5d MB  %s\n", $1, $2 }') || true ;;
     *) die "unknown: lab image $command (pause, base, build, remove, list)" ;;
   esac
 }

@@ -86,7 +86,8 @@ T
 }
 
 kubelet_start() {
-  local d=$NODE_DIR
+  local d=$NODE_DIR files
+  files=$(ulimit -Hn)
   : >"$d/resolv.conf"
   cat >"$d/kubelet.yaml" <<T
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -95,7 +96,7 @@ failCgroupV1: false                   # 1.35 and later refuse to start on cgroup
 cgroupDriver: cgroupfs                # no systemd
 cgroupRoot: $(cgroup_path)/$NODE      # below the caller's memory cgroup
 oomScoreAdj: 0                        # the default -999 is EPERM without CAP_SYS_RESOURCE
-maxOpenFiles: $(ulimit -Hn)           # the default 1000000 is EPERM above the machine's hard limit
+maxOpenFiles: ${files/unlimited/1000000} # the default 1000000 is EPERM above the machine's hard limit
 containerRuntimeEndpoint: unix://$d/containerd.sock
 address: $NODE_IP
 authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: $PKI/ca.crt}}
@@ -148,18 +149,24 @@ load() {
   done
 }
 
-# node_up [--no-images]
-node_up() {
-  local tar tars=("$LAB_IMAGES/pause.tar")
+# node_prepare [--no-images]: everything that needs no API server. Importing is slow and waits for the
+# disk, so all images but the first go on in the background; node_up waits for them.
+node_prepare() {
+  local tar tars=()
   node_start
   containerd_start
-  if [ "${1:-}" != --no-images ]; then
-    for tar in "$LAB_IMAGES"/*.tar; do [ "$tar" = "${tars[0]}" ] || tars+=("$tar"); done
-  fi
-  load "${tars[@]}"
+  load "$LAB_IMAGES/pause.tar"
+  [ "${1:-}" != --no-images ] || return 0
+  for tar in "$LAB_IMAGES"/*.tar; do [ "$tar" = "$LAB_IMAGES/pause.tar" ] || tars+=("$tar"); done
+  load "${tars[@]}" &
+  IMPORT=$!
+}
+
+node_up() {
   kubelet_start
   kube_proxy_start
   waitfor 60 kubectl get node $NODE || die "$NODE did not register, see $LAB_LOG/kubelet.log"
   kubectl wait --for=condition=Ready node/$NODE --timeout=60s >/dev/null || die "$NODE is not Ready, see $LAB_LOG/kubelet.log"
   say "$NODE Ready"
+  [ -z "${IMPORT:-}" ] || wait $IMPORT || die "importing images failed"
 }

@@ -28,13 +28,20 @@ class Action(StrEnum):
     SETTINGS_APPLIED = "SettingsApplied"
     PROFILE_DELIVERED = "ProfileDelivered"
 
+    @property
+    def verb(self) -> str:
+        """The action in a sentence, before what it was done to."""
+        return {self.SETTINGS_APPLIED: "applied without a restart:", self.PROFILE_DELIVERED: "delivered"}.get(
+            self, self.value.lower()
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """One thing that was done."""
 
     action: Action
-    message: str
+    subject: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ async def apply(kube: KubeClient, telemetry: Telemetry, observed: Observed, plan
             await _apply(kube, observed, child, changes)
         for doomed in plan.delete:
             await kube.delete(doomed.ref, observed.key.namespace, doomed.uid)
-            changes.append(Change(Action.DELETED, f"deleted {doomed.ref}"))
+            changes.append(Change(Action.DELETED, str(doomed.ref)))
         if plan.adopt_profile is not None:
             await _adopt(kube, observed, plan.adopt_profile)
     except ApiError as error:
@@ -82,7 +89,7 @@ async def _create(kube: KubeClient, child: Object, changes: list[Change]) -> Non
         if not error.is_conflict:
             raise
         return  # made meanwhile; what is in it stays
-    changes.append(Change(Action.CREATED, f"created {ref_of(child)}"))
+    changes.append(Change(Action.CREATED, str(ref_of(child))))
 
 
 async def _apply(kube: KubeClient, observed: Observed, child: Object, changes: list[Change]) -> None:
@@ -94,8 +101,7 @@ async def _apply(kube: KubeClient, observed: Observed, child: Object, changes: l
     stored = await kube.apply(wanted)
     if live is not None and stored["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]:
         return  # only written differently, for example 1024Mi as 1Gi
-    action = Action.CREATED if live is None else Action.UPDATED
-    changes.append(Change(action, f"{action.lower()} {ref}"))
+    changes.append(Change(Action.CREATED if live is None else Action.UPDATED, str(ref)))
 
 
 async def _adopt(kube: KubeClient, observed: Observed, name: str) -> None:
@@ -114,13 +120,13 @@ async def _deliver(telemetry: Telemetry, observed: Observed, plan: Plan) -> list
     changes = []
     count = took.count("")
     if count:
-        message = f"settings {plan.settings.digest()} handed to {count} of {len(took)} processes, without a restart"
-        changes.append(Change(Action.SETTINGS_APPLIED, message))
+        subject = f"settings {plan.settings.digest()} on {count} of {len(took)} processes"
+        changes.append(Change(Action.SETTINGS_APPLIED, subject))
     if plan.profile is not None and plan.profile_to:
         profile = plan.profile
         answers = await asyncio.gather(*(telemetry.put_profile(url, profile, token) for url in plan.profile_to))
-        message = f"profile {profile.digest()} handed to {answers.count('')} of {len(answers)} engines"
-        changes.append(Change(Action.PROFILE_DELIVERED, message))
+        subject = f"profile {profile.digest()} to {answers.count('')} of {len(answers)} engines"
+        changes.append(Change(Action.PROFILE_DELIVERED, subject))
     return changes
 
 

@@ -1,7 +1,8 @@
 """kopf's part: what it watches, and what an event does (it only wakes the loop of its CodaCluster).
 
 Only ``on.event`` handlers: with those, kopf adds no finalizer, keeps no state in annotations and patches
-nothing, so none of its ways to leave an object hanging can happen.
+nothing, so none of its ways to leave an object hanging can happen. Handlers are coroutines: kopf runs plain
+functions in threads, where the loops must not be touched.
 """
 
 import logging
@@ -23,7 +24,7 @@ from coda_operator.telemetry import Telemetry
 from coda_operator.watchdog import Watchdog
 
 _CHILDREN = (DEPLOYMENTS, JOBS, PODS)
-_SERVER_TIMEOUT_S = 240.0
+_SERVER_TIMEOUT_S = 240  # the API server takes whole seconds only
 _CLIENT_TIMEOUT_S = 300.0
 _CONNECT_TIMEOUT_S = 10.0
 _LIST_CHUNK = 500
@@ -86,18 +87,18 @@ def register(registry: kopf.OperatorRegistry, operator: Operator) -> None:
         await operator.stop()
 
     @kopf.on.probe(registry=registry, id="watches")
-    def health(**_: Any) -> str:
+    async def health(**_: Any) -> str:
         return operator.health()
 
     @kopf.on.event(*_selector(CODA_CLUSTERS), registry=registry)
-    def cluster_event(namespace: str | None, name: str | None, **_: Any) -> None:
+    async def cluster_event(namespace: str | None, name: str | None, **_: Any) -> None:
         operator.loops.wake(Key(str(namespace), str(name)))
 
     @kopf.on.event(*_selector(CODA_PROFILES), registry=registry)
-    def profile_event(namespace: str | None, **_: Any) -> None:
+    async def profile_event(namespace: str | None, **_: Any) -> None:
         operator.loops.wake_namespace(str(namespace))
 
-    def child_event(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
+    async def child_event(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
         cluster = labels.get(CLUSTER_LABEL)
         if cluster:
             operator.loops.wake(Key(str(namespace), cluster))

@@ -18,6 +18,7 @@ class Pod:
         name: Its name.
         component: ``engine``, ``router`` or ``profiler``.
         owner: Name of its Job or ReplicaSet.
+        created_at: When it was made, RFC 3339.
         ip: Its address; "" before it has one.
         running: Its containers run (they may not serve yet).
         ready: It serves.
@@ -28,6 +29,7 @@ class Pod:
     name: str
     component: str
     owner: str
+    created_at: str
     ip: str
     running: bool
     ready: bool
@@ -45,6 +47,7 @@ def read_pod(item: Mapping[str, Any]) -> Pod:
         name=metadata["name"],
         component=metadata.get("labels", {}).get(COMPONENT_LABEL, ""),
         owner=owners[0].get("name", ""),
+        created_at=metadata.get("creationTimestamp", ""),
         ip=status.get("podIP", ""),
         running=status.get("phase") == "Running" and not going,
         ready=not going and _condition_is_true(status, "Ready"),

@@ -10,6 +10,7 @@ from coda_operator.desired.cluster import PROFILER, Child, Cluster
 from coda_operator.desired.profiling_job import RETRIES, profiling_job
 from coda_operator.kube.resources import Ref, ref_of
 from coda_operator.observe import Observed
+from coda_operator.pods import Pod
 from coda_operator.spec import ProfilingMode
 from coda_operator.status import ConditionReason, ConditionType, Verdict
 
@@ -90,15 +91,16 @@ def _job_state(observed: Observed, job: Child, live: Mapping[str, Any] | None) -
         message = f"{name} ended, but its CodaProfile is gone; measuring again"
         verdict = _verdict(False, ConditionReason.PROFILING_PENDING, message)
         return ProfileState(ProfilePhase.PENDING, verdict, job, restart_job=True)
-    verdict = _verdict(False, ConditionReason.PROFILING_RUNNING, _progress(observed, name, status))
-    return ProfileState(ProfilePhase.RUNNING, verdict, job)
+    return ProfileState(ProfilePhase.RUNNING, _progress(observed, name, status), job)
 
 
-def _progress(observed: Observed, job: Ref, status: Mapping[str, Any]) -> str:
+def _progress(observed: Observed, job: Ref, status: Mapping[str, Any]) -> Verdict:
     failed = status.get("failed", 0)
     attempt = f"attempt {min(failed + 1, RETRIES + 1)} of {RETRIES + 1}"
     words = _words_of(observed, job)
-    return f"{job} is measuring, {attempt}" + (f"; {words}" if words else "")
+    if words and not any(pod.running for pod in _pods_of(observed, job)):
+        return _verdict(False, ConditionReason.PROFILING_BLOCKED, f"{job}, {attempt}, does not run: {words}")
+    return _verdict(False, ConditionReason.PROFILING_RUNNING, f"{job} is measuring, {attempt}")
 
 
 def _failure(observed: Observed, job: Ref, condition: Mapping[str, Any]) -> str:
@@ -111,13 +113,18 @@ def _failure(observed: Observed, job: Ref, condition: Mapping[str, Any]) -> str:
 
 
 def _words_of(observed: Observed, job: Ref) -> str:
-    """Return what the Job's pods say went wrong, the newest pod's words last."""
+    """Return what the Job's last pod says went wrong; "" when it says nothing."""
+    for pod in reversed(_pods_of(observed, job)):
+        words = ": ".join(part for part in (pod.problem, pod.last_words) if part)
+        if words:
+            return words
+    return ""
+
+
+def _pods_of(observed: Observed, job: Ref) -> list[Pod]:
+    """Return the Job's pods, oldest first."""
     pods = [pod for pod in observed.pods if pod.component == PROFILER and pod.owner == job.name]
-    return " | ".join(
-        ": ".join(part for part in (pod.problem, pod.last_words) if part)
-        for pod in pods[-1:]
-        if pod.problem or pod.last_words
-    )
+    return sorted(pods, key=lambda pod: pod.created_at)
 
 
 def _verdict(status: bool, reason: ConditionReason, message: str) -> Verdict:

@@ -9,7 +9,7 @@ from coda_operator.desired.cluster import Images
 from coda_operator.kube.client import KubeClient
 from coda_operator.observe import Key, observe
 from coda_operator.plan import decide
-from coda_operator.report import report
+from coda_operator.report import report, summary
 from coda_operator.telemetry import Telemetry
 
 _logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Reconciler:
             return None
         plan = decide(observed, mint=lambda: secrets.token_urlsafe(_SECRET_BYTES))
         applied = await apply(self.kube, self.telemetry, observed, plan)
-        for change in applied.changes:
-            _logger.info("%s/%s: %s", key.namespace, key.name, change.message)
+        for _, line in summary(applied):
+            _logger.info("%s/%s: %s", key.namespace, key.name, line)
         await report(self.kube, observed, plan, applied)
         return plan.look_again_s

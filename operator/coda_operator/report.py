@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from coda_operator.apply import Applied, Change
+from coda_operator.apply import Action, Applied
 from coda_operator.kube.client import FIELD_MANAGER, KubeClient
 from coda_operator.kube.resources import Ref
 from coda_operator.observe import Observed
@@ -23,6 +23,7 @@ from coda_operator.status import (
 _MAX_EVENT_CHARS = 1024
 _WARNINGS = frozenset(
     {
+        ConditionReason.PROFILING_BLOCKED,
         ConditionReason.PROFILING_FAILED,
         ConditionReason.ENGINE_FAILING,
         ConditionReason.INVALID_SPEC,
@@ -76,13 +77,24 @@ def new_status(observed: Observed, plan: Plan, applied: Applied, now: datetime) 
 def notes(before: Sequence[Condition], after: Sequence[Condition], applied: Applied) -> list[Note]:
     """Return an Event for each thing that was done and each condition that turned (not for a new message only)."""
     known = {item.type: (item.status, item.reason) for item in before}
-    done = [Note(change.action.value, change.message) for change in _together(applied)]
-    turned = [
+    turned = [item for item in after if known.get(item.type) != (item.status, item.reason)]
+    elsewhere = {item.reason for item in turned if item.type != ConditionType.READY}
+    done = [Note(action.value, message) for action, message in summary(applied)]
+    return done + [
         Note(item.reason, f"{item.type} is {item.status}: {item.message}", item.reason in _WARNINGS)
-        for item in after
-        if known.get(item.type) != (item.status, item.reason)
+        for item in turned
+        # Ready repeats the condition that it is false for.
+        if item.type != ConditionType.READY or item.reason not in elsewhere
     ]
-    return done + turned
+
+
+def summary(applied: Applied) -> Iterator[tuple[Action, str]]:
+    """Yield one line for each kind of action: ten children made at once are one Event."""
+    subjects: dict[Action, list[str]] = {}
+    for change in applied.changes:
+        subjects.setdefault(change.action, []).append(change.subject)
+    for action, names in subjects.items():
+        yield action, f"{action.verb} {', '.join(names)}"
 
 
 def event(observed: Observed, note: Note, now: datetime) -> dict[str, Any]:
@@ -111,15 +123,6 @@ def event(observed: Observed, note: Note, now: datetime) -> dict[str, Any]:
         "lastTimestamp": timestamp,
         "count": 1,
     }
-
-
-def _together(applied: Applied) -> Iterator[Change]:
-    """Return the changes with those of one kind in one line: ten children made at once are one Event."""
-    by_action: dict[str, list[Change]] = {}
-    for change in applied.changes:
-        by_action.setdefault(change.action, []).append(change)
-    for changes in by_action.values():
-        yield replace(changes[0], message="; ".join(change.message for change in changes))
 
 
 def _rfc3339(moment: datetime) -> str:

@@ -27,6 +27,7 @@ class ConditionReason(StrEnum):
     PROFILING_DISABLED = "ProfilingDisabled"
     PROFILING_PENDING = "ProfilingPending"
     PROFILING_RUNNING = "ProfilingRunning"
+    PROFILING_BLOCKED = "ProfilingBlocked"
     PROFILING_FAILED = "ProfilingFailed"
     # EnginesReady
     ALL_ENGINES_READY = "AllEnginesReady"

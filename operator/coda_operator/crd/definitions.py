@@ -11,7 +11,8 @@ CLUSTER_KIND = "CodaCluster"
 MAX_NAME_CHARS = 40
 """Longest name of a CodaCluster: its children's names must fit Kubernetes' 63 characters."""
 
-_CATEGORIES = ["coda"]
+_CATEGORIES = ["coda-serving"]
+"""Not the short name: kubectl takes a category before it, and `kubectl delete coda NAME` would fail."""
 
 
 def coda_cluster_definition() -> dict[str, Any]:

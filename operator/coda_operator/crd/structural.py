@@ -53,9 +53,9 @@ class _Converter:
             result |= self._keyword(keyword, value, path)
         if "type" not in result and not result.get(_PRESERVE):
             raise SchemaError(f"{path}: no type; annotate the field with one concrete type")
-        if result.get("type") == "object" and "default" in result:
-            # The nested fields' own defaults fill it in; written out here they would exist twice.
-            result["default"] = {}
+        if "default" in result:
+            # Written out whole: the API server checks the rules between fields on the default as it stands here.
+            result["default"] = _without_nulls(result["default"])
         return result
 
     def _without_indirection(self, schema: JsonSchema, path: str) -> dict[str, Any]:
@@ -114,6 +114,13 @@ def _int_or_string(schema: JsonSchema) -> dict[str, Any]:
     """Return Kubernetes' own form of a quantity: ``5`` and ``"5Gi"`` are both valid."""
     kept = {name: schema[name] for name in ("description", "default", "pattern") if name in schema}
     return {"anyOf": [{"type": "integer"}, {"type": "string"}], _INT_OR_STRING: True} | kept
+
+
+def _without_nulls(default: Any) -> Any:
+    """Return ``default`` without the optional fields that it leaves out."""
+    if isinstance(default, Mapping):
+        return {name: _without_nulls(value) for name, value in default.items() if value is not None}
+    return default
 
 
 def _first_paragraph(text: str) -> str:

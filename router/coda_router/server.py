@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import time
@@ -30,6 +31,9 @@ from coda_router.watching import watch
 
 FIRST_LOOK_TIMEOUT_S = 2.0
 """Longest time to wait for a first word of every worker before serving."""
+
+KEEP_ALIVE_S = 75
+"""Time that a client's connection may stay unused."""
 
 _log = logging.getLogger("coda.router")
 
@@ -128,32 +132,40 @@ def serve(config: RouterConfig) -> None:
     Raises:
         ConfigurationError: It cannot start as asked.
     """
-    listener = _bind(config.host, config.port)
+    listener = bind(config.host, config.port)
     try:
         router = Router(config)
     except ConfigurationError:
         listener.close()
         raise
-    uvicorn_config = uvicorn.Config(
-        router.app,
-        loop="uvloop",
-        http=ClientProtocol,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        date_header=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=int(config.grace_s),
-        backlog=1024,
+    server = make_server(router, config)
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(run_router(router, server, listener))
+
+
+def make_server(router: Router, config: RouterConfig) -> uvicorn.Server:
+    """Return the HTTP server for a router; it serves a socket that :func:`bind` made."""
+    return _Server(
+        uvicorn.Config(
+            router.app,
+            loop="uvloop",
+            http=ClientProtocol,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            date_header=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(config.grace_s),
+            backlog=1024,
+        )
     )
-    with asyncio.Runner(loop_factory=uvicorn_config.get_loop_factory()) as runner:
-        runner.run(_serve(router, _Server(uvicorn_config), listener))
 
 
-async def _serve(router: Router, server: uvicorn.Server, listener: socket.socket) -> None:
+async def run_router(router: Router, server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve until the server is told to exit, with the router's own tasks around it."""
     async with router.running():
         host, port = listener.getsockname()[:2]
         _log.info("listening on http://%s:%d", host, port)
@@ -161,7 +173,12 @@ async def _serve(router: Router, server: uvicorn.Server, listener: socket.socket
         _log.info("ended")
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the address.
+
+    Raises:
+        ConfigurationError: The address cannot be had.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

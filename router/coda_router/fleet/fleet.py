@@ -15,6 +15,9 @@ from coda_router.placement.observations import WorkerView
 SNAPSHOT_LINE_BYTES = 1024 * 1024
 """Longest snapshot that is read, bytes."""
 
+FOLLOW_AGAIN_S = 1.0
+"""Pause before a follower that failed unexpectedly is started again."""
+
 _log = logging.getLogger("coda.router.fleet")
 
 
@@ -56,7 +59,9 @@ class Fleet:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        followers = list(self._followers.values())
         self.reconcile(())
+        await asyncio.gather(*followers, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -102,4 +107,10 @@ class Fleet:
     async def _follow(self, worker: Worker) -> None:
         if self._session is None:
             raise RuntimeError("the fleet is used outside of its context")
-        await Follower(worker, self._session, self._on_change, self._on_evicted).run()
+        while True:
+            try:
+                await Follower(worker, self._session, self._on_change, self._on_evicted).run()
+            except Exception:  # whatever it was: a worker that nobody follows would stay out of the fleet for ever
+                _log.exception("worker %s: following it failed; starting again", worker.name)
+                worker.set_health(False)
+                await asyncio.sleep(FOLLOW_AGAIN_S)

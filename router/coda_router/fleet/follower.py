@@ -109,8 +109,9 @@ class Follower:
             return StreamEnd.UNREADABLE
         except TimeoutError:
             return StreamEnd.SILENT
-        except (aiohttp.ClientError, OSError, ValueError):
-            pass
+        except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as error:
+            # RuntimeError is how aiohttp's reader says that its connection is closed.
+            _log.debug("worker %s: snapshot stream ended: %r", self._worker.name, error)
         return StreamEnd.CLOSED
 
     async def _probe(self) -> None:

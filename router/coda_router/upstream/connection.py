@@ -56,6 +56,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_idle = True
         self._is_closed = False
         self._is_paused = False
+        self._is_out_of_step = False
         self._reset()
 
     def _reset(self) -> None:
@@ -184,10 +185,13 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Notice a second reply to one request: the connection is out of step and must not be used again."""
         if self._is_complete:
+            self._is_out_of_step = True
             self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect a header."""
+        if self._is_out_of_step:
+            return
         name = name.lower()
         if name in {b"content-length", b"transfer-encoding"}:
             self._is_framed = True
@@ -195,6 +199,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Take the status, unless it is an interim one (1xx)."""
+        if self._is_out_of_step:
+            return
         status = self._parser.get_status_code()
         if status < 200:
             self._headers = []
@@ -203,6 +209,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Collect a piece of the body."""
+        if self._is_out_of_step:
+            return
         self._chunks.append(body)
         self._unread_bytes += len(body)
 

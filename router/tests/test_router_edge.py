@@ -1,0 +1,257 @@
+"""What clients get from the router itself: errors in their shape, models, health; and what never passes it."""
+
+import asyncio
+import json
+
+import pytest
+from router_harness import ROUTER_ID, SECRET, chat_body, post, raw_exchange, running_router, until
+from scripted_worker import ScriptedWorker, answer_whole, running_worker
+
+from coda_engine.contract.identity import LOWEST_TIER, unpack
+from coda_router.config import RouterConfig
+from coda_router.errors import ConfigurationError
+from coda_router.fleet.address import WorkerAddress
+from coda_router.server import Router
+
+
+async def test_an_unknown_model_is_404_in_openai_s_shape():
+    async with running_worker() as worker, running_router(worker) as router:
+        status, body = await router.chat(model="large")
+    error = json.loads(body)["error"]
+    assert status == 404
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "served: small" in error["message"]
+
+
+async def test_an_unknown_model_is_404_in_anthropic_s_shape_on_messages():
+    async with running_worker() as worker, running_router(worker) as router:
+        async with router.session.post(f"{router.url}/v1/messages", json={"model": "large"}) as reply:
+            assert reply.status == 404
+            document = await reply.json()
+    assert document["type"] == "error"
+    assert document["error"]["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b'"text"', b'{"model":7}', b'{"model":"small"}x', b"\xff"])
+async def test_a_body_that_is_no_request_is_400(body: bytes):
+    async with running_worker() as worker, running_router(worker) as router:
+        raw = await raw_exchange(router.port, post("/v1/chat/completions", body))
+    assert raw.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(raw.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    assert not worker.requests
+
+
+async def test_a_known_model_whose_engines_are_gone_is_503_with_retry_after():
+    async with running_worker() as worker, running_router(worker) as router:
+        await router.chat()
+        await worker.kill()
+        await until(lambda: not router.router.dispatcher.fleet.workers[worker.name].is_healthy)
+        async with router.session.post(f"{router.url}/v1/chat/completions", data=chat_body()) as reply:
+            assert reply.status == 503
+            assert int(reply.headers["retry-after"]) >= 1
+            assert (await reply.json())["error"]["code"] == "no_engine"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_beyond_the_limit_is_413(declared: bool):
+    body = chat_body("x" * 4000)
+    framing = post("/v1/chat/completions", body)
+    if not declared:
+        framing = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n"
+            + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        )
+    async with running_worker() as worker, running_router(worker, max_body_bytes=2048) as router:
+        raw = await raw_exchange(router.port, framing)
+    assert raw.startswith(b"HTTP/1.1 413 ")
+    assert not worker.requests
+
+
+async def test_another_method_is_405_and_another_path_404():
+    async with running_worker() as worker, running_router(worker) as router:
+        assert (await router.get("/v1/chat/completions"))[0] == 405
+        assert (await router.get("/v1/nonsense"))[0] == 404
+        assert (await router.get("/nonsense"))[0] == 404
+
+
+async def test_headers_without_end_are_refused():
+    async with running_worker() as worker, running_router(worker) as router:
+        request = b"GET /v1/models HTTP/1.1\r\nhost: r\r\n" + b"x-a: %b\r\n" % (b"y" * 10_000) * 10 + b"\r\n"
+        raw = await raw_exchange(router.port, request)
+    assert raw.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_models_are_listed_under_every_name():
+    async with running_worker(models=["small", "alias"]) as worker, running_router(worker) as router:
+        _, listed = await router.get("/v1/models")
+        status, alias = await router.get("/v1/models/alias")
+        assert (await router.get("/v1/models/other"))[0] == 404
+        assert (await router.chat(model="alias"))[0] == 200
+    assert [model["id"] for model in listed["data"]] == ["small", "alias"]
+    assert (status, alias["root"], alias["max_model_len"]) == (200, "small", 8192)
+
+
+async def test_a_model_whose_name_has_a_slash_can_be_asked_for():
+    async with running_worker(models=["org/model"]) as worker, running_router(worker) as router:
+        assert (await router.get("/v1/models/org/model"))[0] == 200
+        assert (await router.chat(model="org/model"))[0] == 200
+
+
+async def test_probes_are_answered_cheaply():
+    async with running_worker() as worker, running_router(worker) as router:
+        async with router.session.head(f"{router.url}/") as reply:
+            assert reply.status == 200
+        assert (await router.get("/healthz"))[0] == 200
+        assert (await router.get("/readyz")) == (200, "1 of 1 engines answer")
+        assert (await router.get("/health"))[0] == 200
+        await worker.kill()
+        await until(lambda: not router.router.dispatcher.fleet.workers[worker.name].is_healthy)
+        assert (await router.get("/readyz"))[0] == 503
+        assert (await router.get("/healthz"))[0] == 200
+
+
+async def test_metrics_are_in_prometheus_text_format():
+    async with running_worker() as worker, running_router(worker) as router:
+        await router.chat()
+        _, text = await router.get("/metrics")
+    assert 'coda_router_requests_total{endpoint="/v1/chat/completions",status="200"} 1.0' in text
+    assert 'coda_router_placements_total{reason="OnlyCandidate"} 1.0' in text
+    assert f'coda_router_worker_healthy{{worker="{worker.name}"}} 1.0' in text
+    assert "coda_router_first_byte_seconds_count 1.0" in text
+
+
+async def test_what_a_client_must_not_say_to_an_engine_is_stripped():
+    hostile = (
+        "X-Session-ID: coda1.forged.value",
+        "X-Vllm-Priority: -100",
+        "X-Data-Parallel-Rank: 3",
+        "X-Coda-Session: mine",
+        "Proxy-Authorization: Basic x",
+        "Connection: close, X-Hop",
+        "X-Hop: private to this hop",
+        "TE: trailers",
+    )
+    body = json.dumps(
+        {
+            "model": "small",
+            "session_id": "coda1.forged.value",
+            "priority": -100,
+            "cache_salt": "victim's",
+            "kv_transfer_params": {"remote": "x"},
+            "vllm_xargs": {"kv_transfer_params": "{}"},
+            "messages": [],
+            "temperature": 0.5,
+        }
+    ).encode()
+    async with running_worker(script=answer_whole) as worker, running_router(worker) as router:
+        await raw_exchange(router.port, post("/v1/chat/completions", body, *hostile, close=False))
+    seen = worker.requests[0]
+    identity = unpack(seen.headers["x-session-id"], SECRET)
+    assert identity.session == "mine"
+    assert identity.router_id == ROUTER_ID
+    assert identity.tier < LOWEST_TIER
+    assert seen.headers["x-vllm-priority"] == "0"
+    assert not seen.headers.keys() & {"x-data-parallel-rank", "x-coda-session", "proxy-authorization", "x-hop", "te"}
+    assert seen.json() == {"model": "small", "messages": [], "temperature": 0.5}
+
+
+async def test_an_api_key_makes_the_tenant_and_never_reaches_an_engine(tmp_path):
+    (tmp_path / "alice").write_text("key-of-alice\n")
+    (tmp_path / "bob").write_text("key-of-bob-1")
+    (tmp_path / ".hidden").write_text("no tenant")
+    async with running_worker(script=answer_whole) as worker, running_router(worker, api_keys_dir=tmp_path) as router:
+        assert (await router.chat(headers={"authorization": "Bearer key-of-alice"}))[0] == 200
+        assert (await router.chat(headers={"x-api-key": "key-of-bob-1"}))[0] == 200
+        status, body = await router.chat()
+        assert (status, json.loads(body)["error"]["code"]) == (401, "missing_api_key")
+        status, body = await router.chat(headers={"authorization": "Bearer key-of-carol"})
+        assert (status, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")
+        assert (await router.get("/v1/models"))[0] == 401
+        assert (await router.get("/healthz"))[0] == 200
+    tenants = [unpack(request.headers["x-session-id"], SECRET).tenant for request in worker.requests]
+    assert tenants == ["alice", "bob"]
+    assert all(not request.headers.keys() & {"authorization", "x-api-key"} for request in worker.requests)
+
+
+async def test_changed_api_keys_are_taken_and_unusable_ones_are_not(tmp_path, caplog):
+    (tmp_path / "alice").write_text("the-first-key")
+
+    async with running_worker() as worker, running_router(worker, api_keys_dir=tmp_path) as router:
+
+        async def is_let_in(key: str) -> bool:
+            return (await router.chat(headers={"authorization": f"Bearer {key}"}))[0] == 200
+
+        assert await is_let_in("the-first-key")
+        (tmp_path / "alice").write_text("the-second-key")
+        async with asyncio.timeout(10):
+            while not await is_let_in("the-second-key"):
+                await asyncio.sleep(0.05)
+        assert not await is_let_in("the-first-key")
+        (tmp_path / "alice").write_text("")
+        await until(lambda: "changed but is not taken" in caplog.text)
+        assert await is_let_in("the-second-key")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, "holds no key"),
+        ({"alice": ""}, "'alice' has fewer than 8"),
+        ({"alice": "same-key-1", "bob": "same-key-1"}, "another tenant's key"),
+    ],
+)
+def test_unusable_api_keys_are_refused_at_start(tmp_path, files: dict[str, str], expected: str):
+    for name, key in files.items():
+        (tmp_path / name).write_text(key)
+    config = RouterConfig("127.0.0.1", 0, (WorkerAddress("w", "127.0.0.1", 1),), api_keys_dir=tmp_path)
+    with pytest.raises(ConfigurationError, match=expected):
+        Router(config)
+
+
+async def test_settings_change_live_and_are_reported_by_digest(tmp_path):
+    settings_file = tmp_path / "settings.json"
+    settings_file.write_text('{"placement":{"policy":"round-robin"}}')
+    async with running_worker() as worker, running_router(worker, settings_file=settings_file) as router:
+        _, at_start = await router.get("/coda/settings")
+        assert at_start["settings"]["placement"]["policy"] == "round-robin"
+        url = f"{router.url}/coda/settings"
+        async with router.session.put(url, data=b'{"placement":{"policy":"least-loaded"}}') as reply:
+            digest = (await reply.json())["digest"]
+        assert (await router.get("/coda/status"))[1]["settings_digest"] == digest != at_start["digest"]
+        async with router.session.put(url, data=b'{"placement":{"overloadBound":0}}') as reply:
+            assert reply.status == 400
+            assert "settings.placement.overloadBound" in (await reply.json())["detail"]
+        assert (await router.get("/coda/status"))[1]["settings_digest"] == digest
+        settings_file.write_text('{"placement":{"policy":"coda"}}')
+        async with asyncio.timeout(10):
+            while (await router.get("/coda/settings"))[1]["settings"]["placement"]["policy"] != "coda":
+                await asyncio.sleep(0.05)
+
+
+async def test_internal_endpoints_want_the_internal_token():
+    async with running_worker(internal_token="internal-1") as worker:
+        async with running_router(worker, internal_token="internal-1") as router:
+            for path in ("/coda/status", "/coda/decisions", "/coda/settings"):
+                assert (await router.get(path))[0] == 401
+                assert (await router.get(path, headers={"authorization": "Bearer internal-1"}))[0] == 200
+            assert (await router.chat())[0] == 200
+
+
+async def test_an_unexpected_failure_is_a_500_without_a_trace(caplog):
+    async with running_worker() as worker, running_router(worker) as router:
+        router.router.dispatcher.decisions.count = None
+        status, body = await router.chat()
+    assert status == 500
+    assert json.loads(body)["error"]["type"] == "api_error"
+    assert b"Traceback" not in body
+    assert "a request failed inside the router" in caplog.text
+
+
+async def test_without_a_cluster_secret_the_engine_gets_a_hashed_session():
+    worker: ScriptedWorker
+    async with running_worker(script=answer_whole) as worker, running_router(worker, cluster_secret=None) as router:
+        await router.chat(headers={"x-coda-session": "visible"})
+        await router.chat(headers={"x-coda-session": "visible"})
+    values = {request.headers["x-session-id"] for request in worker.requests}
+    assert len(values) == 1
+    assert "visible" not in values.pop()

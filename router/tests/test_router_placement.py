@@ -92,16 +92,20 @@ def test_a_home_within_the_bound_is_kept_however_idle_the_others_are():
 
 
 def test_an_overloaded_worker_that_is_nobody_s_home_is_removed_too():
-    placement = CODA.place(PlacementRequest(), (worker("a", 9), worker("b", 1)))
-    assert R.OVERLOADED_REMOVED not in placement.trail
     placement = CODA.place(PlacementRequest(), (worker("a", 9), worker("b", 1), worker("c", 1)))
     assert R.OVERLOADED_REMOVED in placement.trail
+
+
+def test_of_two_workers_either_can_be_overloaded():
+    request = PlacementRequest(resident_tokens={"a": 10_000})
+    assert placed(CODA, request, worker("a", 4), worker("b", 2)) == ("a", R.KV_RESIDENT)
+    assert placed(CODA, request, worker("a", 5), worker("b", 2))[0] == "b"
 
 
 def test_the_overload_bound_is_the_setting():
     request = PlacementRequest(resident_tokens={"a": 10_000})
     workers = (worker("a", 9), worker("b", 1), worker("c", 1))
-    generous = chain_for(PlacementSettings(overload_bound=3.0))
+    generous = chain_for(PlacementSettings(overload_bound=9.0))
     assert placed(generous, request, *workers) == ("a", R.KV_RESIDENT)
 
 

@@ -33,7 +33,8 @@ async def test_the_body_reaches_the_engine_byte_for_byte():
 async def test_a_whole_reply_comes_back_byte_for_byte_with_its_status_and_headers():
     async def answer(request: Received) -> None:
         request.writer.write(
-            b"HTTP/1.1 418 I'm a teapot\r\ncontent-type: text/odd\r\nx-request-id: 7\r\ncontent-length: 5\r\n\r\n a\x00b "
+            b"HTTP/1.1 418 I'm a teapot\r\ncontent-type: text/odd\r\nx-request-id: 7\r\n"
+            b"content-length: 5\r\n\r\n a\x00b "
         )
 
     async with running_worker(script=answer) as worker, running_router(worker) as router:

@@ -13,9 +13,10 @@ class WithinLoadBound:
     """Leaves the workers within the overload bound (the parent policy's load guard, paper section 5).
 
     Attributes:
-        overload_bound: Multiple of the mean load beyond which a worker is overloaded; >= 1, so that one
-            worker always remains.
-        floor_requests: The mean counts as at least this much: at a mean of half a request, two requests at one
+        overload_bound: Multiple of the other workers' mean load beyond which a worker is overloaded; >= 1, so
+            that the least loaded worker always remains. (Of the others: with two workers, neither can exceed
+            twice the mean of both.)
+        floor_requests: The mean counts as at least this much: while the others are idle, two requests at one
             worker are no reason to prepare a long context again elsewhere.
     """
 
@@ -24,9 +25,15 @@ class WithinLoadBound:
 
     def narrow(self, request: PlacementRequest, candidates: Sequence[WorkerView]) -> Narrowed:
         """Return the workers that are not overloaded; never none."""
+        if len(candidates) == 1:
+            return Narrowed(candidates, PlacementReason.WITHIN_BOUND)
         loads = comparable_loads(candidates)
-        limit = self.overload_bound * max(sum(loads) / len(loads), self.floor_requests)
-        within = [w for w, load in zip(candidates, loads, strict=True) if load <= limit]
+        total, others = sum(loads), len(loads) - 1
+        within = [
+            w
+            for w, load in zip(candidates, loads, strict=True)
+            if load <= self.overload_bound * max((total - load) / others, self.floor_requests)
+        ]
         if len(within) == len(candidates):
             return Narrowed(candidates, PlacementReason.WITHIN_BOUND)
         home = request.home

@@ -142,6 +142,7 @@ def child_environment(surroundings: Mapping[str, str], folders: Folders, cache: 
     environment["TMPDIR"] = str(folders.temporary)
     environment["PYTHONUNBUFFERED"] = "1"
     environment.setdefault("VLLM_NO_USAGE_STATS", "1")
+    environment.setdefault("VLLM_HOST_IP", LOOPBACK)  # its processes talk to each other on this machine only
     return environment
 
 

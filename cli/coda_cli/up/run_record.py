@@ -21,6 +21,7 @@ class RunRecord:
     Attributes:
         name: The CodaCluster's name.
         url: The router's base URL.
+        engine_urls: The engines' base URLs.
         pid: Process id of ``coda up``.
         boot_id: The kernel's boot id: process ids of another boot mean nothing.
         python: Interpreter that every process of the run executes.
@@ -32,6 +33,7 @@ class RunRecord:
 
     name: str
     url: str
+    engine_urls: tuple[str, ...]
     pid: int
     boot_id: str
     python: str
@@ -50,7 +52,8 @@ class RunRecord:
         """Return the record in ``data``; ValueError, KeyError or TypeError when it is none."""
         fields: dict[str, Any] = json.loads(data)
         known = {name: fields[name] for name in cls.__slots__}
-        return cls(**known | {"groups": tuple(fields["groups"]), "shared_memory": tuple(fields["shared_memory"])})
+        lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**known | lists)
 
 
 @dataclass(frozen=True, slots=True)

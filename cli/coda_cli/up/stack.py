@@ -71,6 +71,7 @@ class Stack:
         given = place.given_profile
         self._given_profile = require_given_profile(given, self._key) if given is not None else None
         self._folders = layout.make_folders(spec)
+        self._engine_ports = free_ports(place.port + 1, spec.engine.replicas)
         self._run = RunLog(place.state, self._record())
         self._engines, self._router = self._processes()
 
@@ -173,6 +174,7 @@ class Stack:
         return RunRecord(
             name=self._cluster.name,
             url=self._place.url,
+            engine_urls=tuple(f"http://{LOOPBACK}:{port}" for port in self._engine_ports),
             pid=os.getpid(),
             boot_id=boot_id(),
             python=os.path.realpath(sys.executable),
@@ -182,7 +184,7 @@ class Stack:
 
     def _processes(self) -> tuple[list[SupervisedProcess], SupervisedProcess]:
         spec, place = self._cluster.spec, self._place
-        ports = free_ports(place.port + 1, spec.engine.replicas)
+        ports = self._engine_ports
         engines = layout.engine_processes(
             spec, self._key, self._folders, ports, place.model_path, self._stored_profile, place.machine.cores
         )

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from coda_engine.contract.errors import ProfileRefusedError
-from coda_engine.contract.interface import KEYS_PATH, PROFILE_PATH, SNAPSHOT_PATH
+from coda_engine.contract.interface import DECISIONS_PATH, KEYS_PATH, PROFILE_PATH, SNAPSHOT_PATH
 from coda_engine.contract.profile import FullKey, Profile
 from coda_engine.contract.reasons import Reason
 from coda_engine.contract.snapshot import EngineSnapshot
@@ -17,6 +17,19 @@ from coda_engine.profiling.errors import EngineRequestError
 _SHORT_TIMEOUT_S = 30.0
 _PREFILL_TIMEOUT_S = 600.0
 _KEPT_BODY_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """A page of a process's decisions.
+
+    Attributes:
+        next: Sequence number to ask from the next time.
+        decisions: Oldest first, as the process describes them.
+    """
+
+    next: int
+    decisions: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,11 @@ class EngineClient:
             if error.status != 409:
                 raise
             raise _refusal(error.body) from error
+
+    def decisions(self, since: int) -> Decisions:
+        """Return the decisions from sequence number ``since`` on that are still kept."""
+        answer = self._json("GET", f"{DECISIONS_PATH}?since={since}")
+        return Decisions(int(answer["next"]), list(answer["decisions"]))
 
     def _json(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
         data = self._body(method, path, body)

@@ -35,6 +35,9 @@ FIRST_LOOK_TIMEOUT_S = 2.0
 KEEP_ALIVE_S = 75
 """Time that a client's connection may stay unused."""
 
+BACKLOG = 1024
+"""Connections that the kernel queues."""
+
 _log = logging.getLogger("coda.router")
 
 
@@ -159,7 +162,7 @@ def make_server(router: Router, config: RouterConfig) -> uvicorn.Server:
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(config.grace_s),
-            backlog=1024,
+            backlog=BACKLOG,
         )
     )
 
@@ -167,6 +170,7 @@ def make_server(router: Router, config: RouterConfig) -> uvicorn.Server:
 async def run_router(router: Router, server: uvicorn.Server, listener: socket.socket) -> None:
     """Serve until the server is told to exit, with the router's own tasks around it."""
     async with router.running():
+        listener.listen(BACKLOG)
         host, port = listener.getsockname()[:2]
         _log.info("listening on http://%s:%d", host, port)
         await server.serve(sockets=[listener])
@@ -181,9 +185,11 @@ def bind(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        with contextlib.ExitStack() as on_failure:
+            listener = on_failure.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            on_failure.pop_all()
     except OSError as error:
         raise ConfigurationError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; "

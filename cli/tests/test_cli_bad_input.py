@@ -42,7 +42,7 @@ WRONG_FIELDS = [
     ("apiVersion", "v1", "apiVersion: must be coda-serving.dev/v1alpha1"),
     ("kind", "CodaClutser", "kind: needs one document of kind CodaCluster (found: CodaClutser)"),
     ("spec.model.maxContextTokens", 20_000, "spec.model.maxContextTokens: 20000 is more than the model's own 8192"),
-    ("spec.engine.kvCacheSize", "50M", "spec.engine.kvCacheSize: 50M holds 2170 tokens, less than one request of 8192"),
+    ("spec.engine.kvCacheSize", "50M", "spec.engine.kvCacheSize: 50M holds 1085 tokens, less than one request of 8192"),
     ("spec.engine.kvCacheSize", "900T", "spec.engine.kvCacheSize, spec.engine.replicas: 1 engines need about"),
     ("spec.model.source.hostPath", "/nowhere/at/all", "spec.model.source.hostPath: /nowhere/at/all does not exist"),
     ("spec.model.source.hostPath", "/proc/version", "spec.model.source.hostPath: /proc/version is a file"),

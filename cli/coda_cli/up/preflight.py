@@ -13,7 +13,7 @@ ENGINE_BASE_BYTES = 2_200_000_000
 ENGINE_SHARED_MEMORY_BYTES = 256_000_000
 """Shared memory that one engine's processes may fill between them."""
 
-_KV_HEAD_BYTES = 2  # bfloat16 or float16; other KV types are left to vLLM's own check
+_NUMBER_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def context_problems(spec: CodaClusterSpec, config: dict[str, object]) -> list[s
             f"spec.model.maxContextTokens: {asked_tokens} is more than the model's own {own_tokens}; set at most "
             f"{own_tokens}, or a rope override in spec.engine.extraArgs (--hf-overrides)"
         )
-    token_bytes = _kv_token_bytes(config)
+    token_bytes = _kv_token_bytes(config, spec.model.dtype)
     context_tokens = asked_tokens or (own_tokens if isinstance(own_tokens, int) else None)
     if token_bytes and context_tokens and spec.engine.kv_cache_size and spec.model.kv_cache_dtype == "auto":
         held_tokens = quantity_bytes(spec.engine.kv_cache_size) // token_bytes
@@ -160,18 +160,23 @@ def _notes(spec: CodaClusterSpec, machine: Machine) -> list[str]:
     return notes
 
 
-def _kv_token_bytes(config: dict[str, object]) -> int | None:
+def _kv_token_bytes(config: dict[str, object], dtype: str) -> int | None:
     """Return the KV bytes of one token of a plain transformer; None where the configuration does not say."""
+    number_bytes = _NUMBER_BYTES.get(
+        str(config.get("dtype") or config.get("torch_dtype")) if dtype == "auto" else dtype
+    )
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     kv_heads, hidden = config.get("num_key_value_heads", heads), config.get("hidden_size")
     if not (
         isinstance(layers, int) and isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(hidden, int)
     ):
         return None
+    if number_bytes is None:
+        return None
     head_size = config.get("head_dim")
     if not isinstance(head_size, int):
         head_size = hidden // heads
-    return 2 * layers * kv_heads * head_size * _KV_HEAD_BYTES
+    return 2 * layers * kv_heads * head_size * number_bytes
 
 
 def _gb(size_bytes: int) -> str:

@@ -44,7 +44,7 @@ def test_each_engine_needs_memory_of_its_own() -> None:
     four = spec_with(engine={"replicas": 4})
     assert problems(four, MACHINE) == ()
     (problem,) = problems(four, replace(MACHINE, memory_bytes=8 * 10**9))
-    assert problem.startswith("spec.engine.kvCacheSize, spec.engine.replicas: 4 engines need about 9.6 GB")
+    assert problem.startswith("spec.engine.kvCacheSize, spec.engine.replicas: 4 engines need about 10.4 GB")
 
 
 def test_weights_count_as_memory() -> None:

@@ -20,7 +20,6 @@ Report = Callable[[str], None]
 
 PROGRESS_INTERVAL_S = 5.0
 _POLL_S = 0.25
-_WATCH_INTERVAL_S = 2.0
 _PROBE_TIMEOUT_S = 5.0
 _SILENT_LIMIT_S = 60.0
 _LOG_TAIL_BYTES = 60_000
@@ -36,11 +35,13 @@ class Supervision:
         restart_when_unhealthy: A refused or failing ``ready_path`` after it was ready means that it is broken (an
             engine's does; a router's only says that no engine is ready).
         backoff: Waits between restarts.
+        watch_interval_s: Time between two looks at a serving process's health, seconds.
     """
 
     startup_timeout_s: float
     restart_when_unhealthy: bool
     backoff: Backoff = field(default_factory=Backoff)
+    watch_interval_s: float = 2.0
 
 
 class SupervisedProcess:
@@ -133,7 +134,7 @@ class SupervisedProcess:
         last_answer_s = time.monotonic()
         while True:
             with suppress(TimeoutError):
-                code = await asyncio.wait_for(child.wait(), _WATCH_INTERVAL_S)
+                code = await asyncio.wait_for(child.wait(), self._rules.watch_interval_s)
                 return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             if not self._rules.restart_when_unhealthy:
                 continue

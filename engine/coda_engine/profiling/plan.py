@@ -36,7 +36,7 @@ QUICK = Effort(
     curve_shares=(1 / 16, 1 / 4, 1 / 2, 1),
     held_out_shares=(3 / 8, 3 / 4),
     rounds=3,
-    extra_rounds=2,
+    extra_rounds=6,
     largest_s=1.3,
     error_bound=0.25,
 )

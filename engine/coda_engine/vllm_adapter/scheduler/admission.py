@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -42,13 +42,22 @@ class AdmissionPlan:
 
 @dataclass(slots=True, eq=False)
 class Inspection:
-    """What is known of one waiting request; ``ready`` is remade only when its inputs changed."""
+    """What is known of one waiting request.
+
+    Attributes:
+        prefix: Its hit in HBM.
+        tokens: Its tokens when it was first looked at; others mean another look.
+        full_blocks: Blocks of its full sequence.
+        ready: What the policy sees; remade only when something in it changed.
+        evictable: Unused blocks of the hit, as of ``counted_at`` (the index's ``references``).
+    """
 
     prefix: ResidentPrefix
     tokens: int
     full_blocks: int
     ready: ReadyRequest
-    cost_hit_blocks: int = -1
+    evictable: int = 0
+    counted_at: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -212,24 +221,30 @@ class StateAdmission:
         inspection = self._inspections.get(request)
         if inspection is None or inspection.tokens != request.num_tokens:
             inspection = self._first_look(request)
-        hit = self._index.refresh(inspection.prefix)
-        demand = inspection.full_blocks - len(hit) + inspection.prefix.evictable()
-        feasible = demand <= usable_blocks
+        if not inspection.prefix.current:
+            self._follow(inspection)
         ready = inspection.ready
-        if inspection.cost_hit_blocks != len(hit):
-            inspection.cost_hit_blocks = len(hit)
-            cost_ms = self._cost_ms(request.num_tokens - len(hit) * self.capacity.block_tokens)
-        else:
-            cost_ms = ready.state_cost_ms
-        if ready.additional_kv_blocks != demand or ready.feasible != feasible or ready.state_cost_ms != cost_ms:
-            ready = ReadyRequest(ready.request_id, ready.ready_at_ms, cost_ms, demand, feasible)
-            inspection.ready = ready
+        feasible = self._fits(inspection, usable_blocks)
+        if ready.feasible != feasible:
+            ready = inspection.ready = replace(ready, feasible=feasible)
         return ready
+
+    def _fits(self, inspection: Inspection, usable_blocks: int) -> bool:
+        """Return the allocator's answer; counts the hit's unused blocks only where they decide it."""
+        new_blocks = inspection.ready.additional_kv_blocks
+        if inspection.full_blocks <= usable_blocks:
+            return True
+        if new_blocks > usable_blocks:
+            return False
+        if inspection.counted_at != self._index.references:
+            inspection.counted_at = self._index.references
+            inspection.evictable = inspection.prefix.evictable()
+        return new_blocks + inspection.evictable <= usable_blocks
 
     def _first_look(self, request: Request) -> Inspection:
         self.forget((request,))
         inspection = Inspection(
-            prefix=self._index.watch(request.block_hashes, self.capacity.hit_limit(request)),
+            prefix=ResidentPrefix(request.block_hashes, self.capacity.hit_limit(request)),
             tokens=request.num_tokens,
             full_blocks=self.capacity.full_blocks(request),
             ready=ReadyRequest(request.request_id, self._ready_at_ms(request)),
@@ -237,13 +252,24 @@ class StateAdmission:
         self._inspections[request] = inspection
         return inspection
 
+    def _follow(self, inspection: Inspection) -> None:
+        """Bring hit, cost and demand up to date after the pool's events."""
+        self._index.refresh(inspection.prefix)
+        inspection.counted_at = -1
+        hit_blocks = len(inspection.prefix.blocks)
+        inspection.ready = replace(
+            inspection.ready,
+            state_cost_ms=self._cost_ms(inspection.tokens - hit_blocks * self.capacity.block_tokens),
+            additional_kv_blocks=inspection.full_blocks - hit_blocks,
+        )
+
     def _cost_ms(self, prefill_tokens: int) -> float:
         cost = self._plan.cost
         return cost.cost_ms(StateWork(prefill_tokens)) if cost is not None else 0.0
 
     def _confirmed(self, winner: Request) -> bool:
         inspection = self._inspections[winner]
-        if self.capacity.confirm(winner, inspection.prefix.blocks, inspection.ready.additional_kv_blocks):
+        if self.capacity.confirm(winner, inspection.prefix.blocks):
             return True
         self.unconfirmed += 1
         self.forget((winner,))

@@ -1,19 +1,24 @@
 """How much of each waiting prompt is in HBM, kept current by the block pool's own events.
 
 Probing 64 prompts anew at every step would cost milliseconds. A prompt's hit is the longest prefix of its
-block hashes that the pool knows, so only two events can change it: one of its hashes is evicted, or the
-first missing one is inserted. Each prefix therefore watches exactly these hashes, and an event costs one
-dictionary look-up.
+block hashes that the pool knows, so only two events can change it: a block of the hit loses its hash, or the
+first missing hash is inserted. Each prefix is therefore registered at its hit's blocks and at that one hash,
+and an event costs a dictionary look-up.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId, KVCacheBlock, make_block_hash_with_group_id
 
 _CURRENT = 1 << 62
-_GROUP = 0
+_GROUP_SUFFIX = make_block_hash_with_group_id(BlockHash(b""), 0)
+
+
+def pool_key(block_hash: BlockHash) -> BlockHashWithGroupId:
+    """Return the pool's key of a block hash (group 0, the only one in supported configurations)."""
+    return BlockHashWithGroupId(block_hash + _GROUP_SUFFIX)
 
 
 class ResidentPrefix:
@@ -23,16 +28,23 @@ class ResidentPrefix:
         hashes: The request's block hashes (its own list).
         limit: Most blocks that a hit may have: the last token is always computed.
         blocks: The hit, valid after :meth:`ResidencyIndex.refresh`.
+        stale_from: First position of the hit that an event made doubtful.
+        missing: The pool's key of the first missing hash; None when the hit is complete.
     """
 
-    __slots__ = ("blocks", "hashes", "limit", "stale_from", "watched")
+    __slots__ = ("blocks", "hashes", "limit", "missing", "stale_from")
 
     def __init__(self, hashes: list[BlockHash], limit: int) -> None:
         self.hashes = hashes
         self.limit = limit
         self.blocks: list[KVCacheBlock] = []
         self.stale_from = 0
-        self.watched = 0
+        self.missing: BlockHashWithGroupId | None = None
+
+    @property
+    def current(self) -> bool:
+        """Whether no event has touched the hit since the last refresh."""
+        return self.stale_from == _CURRENT
 
     def evictable(self) -> int:
         """Return how many blocks of the hit nobody uses: taking the hit takes them out of the free pool."""
@@ -40,92 +52,124 @@ class ResidentPrefix:
 
 
 class ResidencyIndex:
-    """Watches a block pool for the hashes that prefixes depend on."""
+    """Follows a block pool for the prefixes of waiting requests.
+
+    Attributes:
+        references: Grows whenever blocks may have become used or unused.
+    """
 
     def __init__(self, pool: BlockPool) -> None:
+        self.references = 0
         self._pool = pool
-        self._watchers: dict[BlockHashWithGroupId, dict[ResidentPrefix, int]] = {}
-        self._prefixes: set[ResidentPrefix] = set()
+        self._holders: dict[int, dict[ResidentPrefix, int]] = {}
+        self._expecting: dict[BlockHashWithGroupId, set[ResidentPrefix]] = {}
         self._eviction_listener: Callable[[BlockHashWithGroupId], None] | None = None
         self._insert = pool._insert_block_hash
         self._remove = pool._remove_cached_block_hashes
         self._reset = pool.reset_prefix_cache
+        self._touch = pool.touch
+        self._free = pool.free_blocks
 
     def install(self) -> None:
-        """Shadow the pool's three methods through which every change of its hash map goes."""
+        """Shadow the pool's methods through which every change of its hash map and reference counts goes."""
         self._pool._insert_block_hash = self._insert_and_notify
         self._pool._remove_cached_block_hashes = self._remove_and_notify
         self._pool.reset_prefix_cache = self._reset_and_notify
+        self._pool.touch = self._touch_and_count
+        self._pool.free_blocks = self._free_and_count
 
     def on_eviction(self, listener: Callable[[BlockHashWithGroupId], None]) -> None:
         """Also tell ``listener`` of each hash that leaves the pool."""
         self._eviction_listener = listener
 
-    def watch(self, hashes: list[BlockHash], limit: int) -> ResidentPrefix:
-        """Return a watched prefix of ``hashes``; :meth:`forget` it when the request leaves."""
-        prefix = ResidentPrefix(hashes, limit)
-        self._prefixes.add(prefix)
-        return prefix
-
     def forget(self, prefix: ResidentPrefix) -> None:
-        """Stop watching ``prefix``."""
-        self._prefixes.discard(prefix)
-        for position in range(prefix.watched):
-            key = make_block_hash_with_group_id(prefix.hashes[position], _GROUP)
-            watchers = self._watchers.get(key)
-            if watchers is not None:
-                watchers.pop(prefix, None)
-                if not watchers:
-                    del self._watchers[key]
+        """Stop following ``prefix``."""
+        self._truncate(prefix, 0)
+        self._expect(prefix, None)
 
-    def refresh(self, prefix: ResidentPrefix) -> list[KVCacheBlock]:
-        """Return the prefix's hit, walking only from where events made it doubtful."""
-        blocks = prefix.blocks
+    def refresh(self, prefix: ResidentPrefix) -> None:
+        """Bring the prefix's hit up to date, walking only from where events made it doubtful."""
         if prefix.stale_from == _CURRENT:
-            return blocks
-        del blocks[prefix.stale_from :]
-        known = self._pool.cached_block_hash_to_block
-        while len(blocks) < prefix.limit:
-            position = len(blocks)
-            key = make_block_hash_with_group_id(prefix.hashes[position], _GROUP)
-            if position >= prefix.watched:
-                self._watchers.setdefault(key, {})[prefix] = position
-                prefix.watched = position + 1
-            block = known.get_one_block(key)
-            if block is None:
-                break
-            blocks.append(block)
+            return
+        self._truncate(prefix, prefix.stale_from)
         prefix.stale_from = _CURRENT
-        return blocks
+        blocks, hashes, holders = prefix.blocks, prefix.hashes, self._holders
+        look_up = self._pool.cached_block_hash_to_block.get_one_block
+        for position in range(len(blocks), prefix.limit):
+            key = hashes[position] + _GROUP_SUFFIX
+            block = look_up(key)
+            if block is None:
+                self._expect(prefix, BlockHashWithGroupId(key))
+                return
+            blocks.append(block)
+            registered = holders.get(block.block_id)
+            if registered is None:
+                holders[block.block_id] = {prefix: position}
+            else:
+                registered[prefix] = position
+        self._expect(prefix, None)
 
-    def resident_blocks(self, hashes: list[BlockHash], limit: int) -> int:
-        """Return how many of the first ``limit`` hashes are in the pool before the first that is not."""
-        known = self._pool.cached_block_hash_to_block
-        for position in range(min(limit, len(hashes))):
-            if known.get_one_block(make_block_hash_with_group_id(hashes[position], _GROUP)) is None:
+    def resident_blocks(self, hashes: Sequence[BlockHash]) -> int:
+        """Return how many hashes are in the pool before the first that is not."""
+        look_up = self._pool.cached_block_hash_to_block.get_one_block
+        for position, block_hash in enumerate(hashes):
+            if look_up(pool_key(block_hash)) is None:
                 return position
-        return min(limit, len(hashes))
+        return len(hashes)
 
-    def _doubt(self, key: BlockHashWithGroupId) -> None:
-        watchers = self._watchers.get(key)
-        if watchers is not None:
-            for prefix, position in watchers.items():
-                prefix.stale_from = min(prefix.stale_from, position)
+    def registrations(self) -> int:
+        """Return how many blocks and hashes any prefix is registered at."""
+        return len(self._holders) + len(self._expecting)
+
+    def _truncate(self, prefix: ResidentPrefix, length: int) -> None:
+        for block in prefix.blocks[length:]:
+            registered = self._holders.get(block.block_id)
+            if registered is not None:
+                registered.pop(prefix, None)
+                if not registered:
+                    del self._holders[block.block_id]
+        del prefix.blocks[length:]
+
+    def _expect(self, prefix: ResidentPrefix, missing: BlockHashWithGroupId | None) -> None:
+        if prefix.missing == missing:
+            return
+        if prefix.missing is not None:
+            expecting = self._expecting[prefix.missing]
+            expecting.discard(prefix)
+            if not expecting:
+                del self._expecting[prefix.missing]
+        if missing is not None:
+            self._expecting.setdefault(missing, set()).add(prefix)
+        prefix.missing = missing
 
     def _insert_and_notify(self, key: BlockHashWithGroupId, *args: Any, **kwargs: Any) -> None:
         self._insert(key, *args, **kwargs)
-        self._doubt(key)
+        for prefix in self._expecting.get(key, ()):
+            prefix.stale_from = min(prefix.stale_from, len(prefix.blocks))
 
     def _remove_and_notify(self, block: KVCacheBlock) -> list[BlockHashWithGroupId]:
         removed: list[BlockHashWithGroupId] = self._remove(block)
-        for key in removed:
-            self._doubt(key)
-            if self._eviction_listener is not None:
+        registered = self._holders.get(block.block_id)
+        if registered is not None:
+            for prefix, position in registered.items():
+                prefix.stale_from = min(prefix.stale_from, position)
+        if self._eviction_listener is not None:
+            for key in removed:
                 self._eviction_listener(key)
         return removed
 
     def _reset_and_notify(self) -> bool:
         done: bool = self._reset()
-        for prefix in self._prefixes:
-            prefix.stale_from = 0
+        self.references += 1
+        for registered in self._holders.values():
+            for prefix in registered:
+                prefix.stale_from = 0
         return done
+
+    def _touch_and_count(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self.references += 1
+        self._touch(blocks)
+
+    def _free_and_count(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
+        self.references += 1
+        self._free(ordered_blocks)

@@ -10,10 +10,10 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId, make_block_hash_with_group_id
+from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId
 from vllm.v1.request import Request
 
-from coda_engine.vllm_adapter.scheduler.residency import ResidencyIndex
+from coda_engine.vllm_adapter.scheduler.residency import ResidencyIndex, pool_key
 from coda_engine.vllm_adapter.telemetry.pages import SessionsDocument
 
 MAX_SESSIONS = 4_096
@@ -99,14 +99,14 @@ class SessionTable:
         return lambda _page_version: json.dumps(document, separators=(",", ":")).encode()
 
     def _refresh(self, row: _Row) -> None:
-        resident = self._index.resident_blocks(row.hashes, len(row.hashes))
+        resident = self._index.resident_blocks(row.hashes)
         if resident == 0:
             self._remove(row.key)
             return
         self._keep(row, row.hashes[:resident])
         row.hbm_tokens = resident * self._block_tokens
         row.changed_at = self._version
-        row.tail = make_block_hash_with_group_id(row.hashes[-1], 0)
+        row.tail = pool_key(row.hashes[-1])
         self._by_tail.setdefault(row.tail, set()).add(row.key)
 
     def _keep(self, row: _Row, hashes: list[BlockHash]) -> None:

@@ -7,6 +7,7 @@ words of a failure go where Kubernetes keeps a container's, and from there into 
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,8 @@ _KEPT_LINES = 400
 _POLL_S = 0.5
 _STOP_S = 10.0
 _MAX_WORDS_CHARS = 1500
+_RAISED = re.compile(r"^(?:\(.*?\) )?(?:ERROR .*?\] )?(?P<error>[\w.]*(?:Error|Exception): .*)$")
+"""The line in which an exception says what it is, with or without vLLM's prefix of process, time and place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +138,8 @@ class RunningEngine:
 
     def complaint(self) -> str:
         """Return what the engine's log says went wrong, for the end of a message."""
-        errors = [line for line in self._lines if "Error: " in line or "error: " in line]
-        words = errors[:1] or [*self._lines][-3:]
+        raised = [match["error"] for line in self._lines if (match := _RAISED.match(line))]
+        words = raised[:1] or [*self._lines][-3:]
         return f"; its log: {' / '.join(words)[:_MAX_WORDS_CHARS]}" if words else ""
 
     def stop(self) -> None:
@@ -146,15 +149,22 @@ class RunningEngine:
                 os.killpg(self._process.pid, kind)
                 self._process.wait(timeout=patience_s)
             except ProcessLookupError:
-                return
+                break
             except subprocess.TimeoutExpired:
                 continue
+        self._close_output()
 
     def _copy_output(self) -> None:
         for line in self._process.stdout or ():
             self._lines.append(line.rstrip())
             sys.stdout.write(line)
             sys.stdout.flush()
+
+    def _close_output(self) -> None:
+        """Close the pipe once its reader has come to the end; a process that outlived the group keeps it open."""
+        self._reader.join(timeout=_POLL_S)
+        if self._process.stdout is not None and not self._reader.is_alive():
+            self._process.stdout.close()
 
 
 @contextmanager

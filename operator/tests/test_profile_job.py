@@ -1,0 +1,104 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operator_builders import cluster_of, profile_of
+
+from coda_operator.desired.profiling_job import profiling_job
+from coda_operator.errors import JobError
+from coda_operator.profile_job import JobOptions, parse_options, run, running_engine
+from coda_operator.profile_object import CodaProfileSpec, profile_object
+
+OWNER = {"apiVersion": "coda-serving.dev/v1alpha1", "kind": "CodaCluster", "name": "demo", "uid": "u"}
+NOWHERE = "http://127.0.0.1:24999"
+
+
+def options(*engine: str, startup_timeout_s: float = 10) -> JobOptions:
+    return JobOptions("team", OWNER, NOWHERE, None, startup_timeout_s, True, engine)
+
+
+def refused(item: dict[str, Any]) -> None:
+    raise AssertionError(f"written: {item}")
+
+
+def test_the_jobs_command_line_is_what_the_module_reads():
+    command = profiling_job(cluster_of(profiling={"quick": True}))["spec"]["template"]["spec"]["containers"][0][
+        "command"
+    ]
+    assert command[:3] == ["python3", "-m", "coda_operator.profile_job"]
+    parsed = parse_options(command[3:])
+    assert parsed.owner["uid"] == cluster_of().uid
+    assert parsed.quick
+    assert parsed.engine_argv[:3] == ("python3", "-m", "vllm.entrypoints.openai.api_server")
+
+
+def test_an_engine_that_ends_early_is_reported_with_the_line_that_says_why():
+    script = "import sys; print('loading'); print('ValueError: no such model', flush=True); print('bye'); sys.exit(3)"
+    with pytest.raises(JobError, match=r"exit code 3 before it was ready; its log: ValueError: no such model"):
+        run(options(sys.executable, "-c", script), refused, say=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: no such model",
+        "(VllmWorker-0 pid=35) ERROR 11-29 23:56:14 [multiproc_executor.py:953] ValueError: no such model",
+    ],
+)
+def test_warnings_that_mention_an_error_are_not_taken_for_it(line: str):
+    warning = "(APIServer pid=7) WARNING 11-29 23:55:06 [system_utils.py:255] fd limit errors like OSError: [Errno 24]"
+    script = f"import sys; print({warning!r}); print({line!r}, flush=True); print('RuntimeError: later'); sys.exit(1)"
+    with pytest.raises(JobError, match=r"its log: ValueError: no such model$"):
+        run(options(sys.executable, "-c", script), refused, say=lambda _: None)
+
+
+def test_an_engine_that_is_never_ready_is_ended_and_names_the_field():
+    script = "import time; print('still loading', flush=True); time.sleep(60)"
+    with pytest.raises(JobError, match=r"raise spec\.engine\.startupTimeoutSeconds; its log: still loading"):
+        run(options(sys.executable, "-c", script, startup_timeout_s=1.0), refused, say=lambda _: None)
+
+
+def test_a_program_that_is_not_there_is_said():
+    with pytest.raises(JobError, match=r"cannot be started: /no/such/python"):
+        run(options("/no/such/python"), refused, say=lambda _: None)
+
+
+def test_the_engines_children_end_with_it(tmp_path: Path):
+    child = "import time; time.sleep(60)"
+    parent = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {child!r}]); "
+    parent += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); time.sleep(60)"
+    with running_engine([sys.executable, "-c", parent]):
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            pass
+        pid = int((tmp_path / "pid").read_text())
+        assert Path(f"/proc/{pid}").exists()
+    state = Path(f"/proc/{pid}/stat").read_text().split()[2] if Path(f"/proc/{pid}").exists() else "gone"
+    assert state in ("gone", "Z")
+
+
+def test_outside_a_pod_the_job_says_that_it_cannot_write():
+    """Run as a person might, by hand: one line, exit status 1."""
+    arguments = ["--namespace", "team", "--owner", json.dumps(OWNER), "--engine-url", NOWHERE]
+    command = [sys.executable, "-m", "coda_operator.profile_job", *arguments, "--", "/no/such/engine"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "profile: the engine cannot be started: /no/such/engine: No such file or directory\n"
+
+
+def test_the_job_needs_no_kubernetes_client():
+    script = "import coda_operator.profile_job, sys; print({'kopf', 'aiohttp', 'kubernetes'} & {*sys.modules})"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "set()\n"
+
+
+def test_a_profile_object_comes_back_as_it_went_in():
+    cluster = cluster_of()
+    profile = profile_of(cluster.spec_key)
+    item = profile_object(profile, "team", OWNER)
+    parsed = CodaProfileSpec.parse(json.loads(json.dumps(item))["spec"])
+    assert parsed.artifact == profile
+    assert parsed.artifact.digest() == profile.digest()
+    assert item["metadata"]["labels"]["coda-serving.dev/spec-key"] == cluster.spec_key.digest()

@@ -67,13 +67,13 @@ async def _run(cases: list[str], size: Size, model_path: Path) -> list[Row]:
     if "idle" in cases:
         rows += await _idle(size, model_path)
     if "selection" in cases:
-        rows += await _selection(size, model_path, "selection", kv_cache="700M")
-        rows += await _selection(size, model_path, "selection-churn", kv_cache="200M")
+        rows += await _selection(size, model_path, "selection", kv_cache="1400M")
+        rows += await _selection(size, model_path, "selection-churn", kv_cache="400M")
     return [replace(row, model=model_path.name, machine=machine_description()) for row in rows]
 
 
 async def _idle(size: Size, model_path: Path) -> list[Row]:
-    spec = bench_spec(model_path, kv_cache="200M", max_running=8)
+    spec = bench_spec(model_path, kv_cache="400M", max_running=8)
     _say("idle: starting stock vLLM and vLLM with Coda's plug-ins on the same core")
     async with running_engine(spec, "stock", core=CORE) as stock, running_engine(spec, "coda", core=CORE) as coda:
         await accept_profile(coda)

@@ -49,9 +49,15 @@ class HoldingQueue(Generic[T]):
         self._undo = undo
         self._held: deque[_Held[T]] = deque()
         self._held_bytes = 0
+        self._held_total = 0
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def held_total(self) -> int:
+        """How many requests had to wait since the start."""
+        return self._held_total
 
     async def admit(self, attempt: Callable[[], T | None], size_bytes: int) -> T:
         """Return the attempt's outcome, now or after waiting for its turn.
@@ -71,6 +77,7 @@ class HoldingQueue(Generic[T]):
 
     async def _wait(self, held: _Held[T]) -> T:
         self._held.append(held)
+        self._held_total += 1
         self._held_bytes += held.size_bytes
         try:
             async with asyncio.timeout(self._limits.max_wait_s):

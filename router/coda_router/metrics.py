@@ -72,6 +72,9 @@ class RouterMetrics(Collector):
         events = Counter({event.value: self._relay_events[event] for event in RelayEvent})
         yield _counter("coda_router_relay_events", "Retries, truncations, clients that left.", "event", events)
         yield from self._fleet_metrics()
+        yield CounterMetricFamily(
+            "coda_router_held", "Requests that were held back.", self._dispatcher.holding.held_total
+        )
         yield GaugeMetricFamily(
             "coda_router_held_requests", "Requests held back for want of an engine.", len(self._dispatcher.holding)
         )

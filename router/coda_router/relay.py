@@ -11,6 +11,7 @@ from coda_router.errors import Refusal, WorkerLostError
 from coda_router.fleet.worker import Worker
 from coda_router.identity import IdentityWriter
 from coda_router.upstream.connection import ReplyHead, UpstreamConnection
+from coda_router.upstream.engine_death import tells_engine_death
 
 MAX_ATTEMPTS = 2
 """Workers asked for one request."""
@@ -46,6 +47,16 @@ StartReply = Callable[[ReplyHead], Awaitable[None]]
 SendBody = Callable[[bytes, bool], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class _BegunReply:
+    """A reply of which the head and the first bytes of the body (or its end) have arrived."""
+
+    connection: UpstreamConnection
+    head: ReplyHead
+    body: bytes
+    has_more: bool
+
+
 class Relay:
     """Carries requests to workers and replies back.
 
@@ -78,11 +89,11 @@ class Relay:
         while True:
             worker = await self._assign(request, tried)
             try:
-                connection, head = await self._ask(worker, request, attempt=len(tried))
+                reply = await self._ask(worker, request, attempt=len(tried))
                 try:
-                    await self._pass_on(connection, head, start_reply, send_body)
+                    await self._pass_on(reply, start_reply, send_body)
                 finally:
-                    worker.pool.give_back(connection)
+                    worker.pool.give_back(reply.connection)
                 return
             except _LostBeforeFirstByteError as lost:
                 tried |= {worker.name}
@@ -102,22 +113,19 @@ class Relay:
             self._on_event(RelayEvent.RETRIED_ELSEWHERE)
         return worker
 
-    async def _ask(
-        self, worker: Worker, request: OutgoingRequest, attempt: int
-    ) -> tuple[UpstreamConnection, ReplyHead]:
-        """Return a connection whose reply has begun, and the reply's head."""
+    async def _ask(self, worker: Worker, request: OutgoingRequest, attempt: int) -> _BegunReply:
+        """Return a reply of which the first bytes have arrived."""
         head_bytes = self._head_bytes(worker, request, attempt)
         connection = worker.pool.take_idle()
         try:
             if connection is not None:
                 try:
-                    return connection, await _first_byte(connection, head_bytes, request.body)
+                    return await _begin(connection, head_bytes, request.body)
                 except WorkerLostError as error:
                     if not error.was_reused:
                         raise
                     self._on_event(RelayEvent.STALE_CONNECTION)
-            connection = await self._connect(worker)
-            return connection, await _first_byte(connection, head_bytes, request.body)
+            return await _begin(await self._connect(worker), head_bytes, request.body)
         except WorkerLostError as error:
             raise _LostBeforeFirstByteError(str(error)) from error
 
@@ -129,15 +137,13 @@ class Relay:
             worker.set_health(False)
             raise
 
-    async def _pass_on(
-        self, connection: UpstreamConnection, head: ReplyHead, start_reply: StartReply, send_body: SendBody
-    ) -> None:
-        body, more = await connection.read()
-        await start_reply(head)
-        await send_body(body, more)
+    async def _pass_on(self, reply: _BegunReply, start_reply: StartReply, send_body: SendBody) -> None:
+        await start_reply(reply.head)
+        await send_body(reply.body, reply.has_more)
+        more = reply.has_more
         while more:
             try:
-                body, more = await connection.read()
+                body, more = await _read(reply.connection)
             except WorkerLostError:
                 self._on_event(RelayEvent.TRUNCATED)
                 raise
@@ -169,15 +175,25 @@ _SESSION_LINE_START = f"{SESSION_HEADER.lower()}: ".encode("ascii")
 _PRIORITY_LINE = f"\r\n{PRIORITY_HEADER.lower()}: 0\r\n".encode("ascii")
 
 
-async def _first_byte(connection: UpstreamConnection, head: bytes, body: bytes) -> ReplyHead:
-    """Send the request; return the reply's head, or close the connection."""
+async def _begin(connection: UpstreamConnection, head: bytes, body: bytes) -> _BegunReply:
+    """Send the request; return the beginning of its reply, or close the connection."""
     try:
         connection.send(head, body)
-        return await connection.head()
+        reply_head = await connection.head()
+        first, more = await _read(connection)
     except BaseException:
         # Also when the client left: only a closed connection makes the engine stop.
         connection.abort()
         raise
+    return _BegunReply(connection, reply_head, first, more)
+
+
+async def _read(connection: UpstreamConnection) -> tuple[bytes, bool]:
+    body, more = await connection.read()
+    if tells_engine_death(body):
+        connection.abort()
+        raise WorkerLostError("the worker says that its engine died")
+    return body, more
 
 
 def _engine_lost() -> Refusal:

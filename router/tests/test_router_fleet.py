@@ -188,14 +188,13 @@ async def test_requests_are_held_while_every_engine_has_a_full_frontier_and_go_i
         asking = []
         holding = router.router.dispatcher.holding
         for n in range(3):
-            asking.append(asyncio.create_task(router.chat(f"number {n}")))
+            asking.append(asyncio.create_task(router.chat(headers={"x-coda-session": f"number {n}"})))
             await until(lambda: len(holding) == len(asking))
         assert not worker.requests
         worker.waiting = 0
         assert {(await task)[0] for task in asking} == {200}
         decisions = await router.decisions()
-    order = [request.json()["messages"][0]["content"] for request in worker.requests]
-    assert order == ["number 0", "number 1", "number 2"]
+    assert [d["session"] for d in decisions] == [session_key("", f"number {n}") for n in range(3)]
     assert all(d["held_ms"] > 0 for d in decisions)
 
 

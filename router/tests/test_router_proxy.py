@@ -221,6 +221,51 @@ async def test_an_engine_that_dies_in_mid_reply_resets_the_client():
     assert 'coda_router_relay_events_total{event="Truncated"} 1.0' in metrics
 
 
+DEAD = (
+    b'{"error":{"message":"EngineCore encountered an issue. See stack trace","type":"InternalServerError","code":500}}'
+)
+
+
+async def test_an_api_process_that_reports_its_engine_s_death_first_is_replaced_by_another():
+    async def dead_stream(request: Received) -> None:
+        request.writer.write(
+            STREAM_HEAD + chunk(b"data: " + DEAD + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        )
+
+    async def dead_whole(request: Received) -> None:
+        request.writer.write(reply_bytes(DEAD, 500))
+
+    async with running_worker() as healthy, running_worker() as dying, running_router(dying, healthy) as router:
+        for script in (dead_stream, dead_whole):
+            dying.script = script
+            before = len(dying.requests)
+            results = [await router.chat(f"{script.__name__} {n}", stream=True) for n in range(4)]
+            assert len(dying.requests) > before
+            assert all(status == 200 and b"EngineCore" not in body for status, body in results)
+
+
+async def test_a_stream_that_ends_with_its_engine_s_death_resets_the_client():
+    async def die_politely(request: Received) -> None:
+        request.writer.write(STREAM_HEAD + chunk(event(0)))
+        await request.writer.drain()
+        await asyncio.sleep(0.05)
+        request.writer.write(chunk(b"data: " + DEAD + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    async with running_worker(script=die_politely) as worker, running_router(worker) as router:
+        with pytest.raises(ConnectionResetError):
+            await raw_exchange(router.port, post("/v1/chat/completions", chat_body()))
+
+
+async def test_a_reply_that_only_talks_about_a_dead_engine_passes():
+    body = json.dumps({"choices": [{"message": {"content": DEAD.decode()}}]}, separators=(",", ":")).encode()
+
+    async def quote(request: Received) -> None:
+        request.writer.write(reply_bytes(body))
+
+    async with running_worker(script=quote) as worker, running_router(worker) as router:
+        assert await router.chat() == (200, body)
+
+
 async def test_a_reply_shorter_than_announced_resets_the_client():
     async def promise_more(request: Received) -> None:
         request.writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nshort")

@@ -129,7 +129,7 @@ class Gateway:
 
     async def _read(self, endpoint: Endpoint, scope: Scope, receive: Receive, received_at_s: float) -> OutgoingRequest:
         if scope["method"] != "POST":
-            raise Refusal(405, "method_not_allowed", f"{endpoint.path} takes POST, not {scope['method']}", close=True)
+            raise Refusal(405, "method_not_allowed", f"{endpoint.path} takes POST, not {scope['method']}")
         headers = dict(scope["headers"])
         keys = self._keys()
         tenant = keys.tenant_of(headers)

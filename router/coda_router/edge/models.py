@@ -29,9 +29,9 @@ class ModelCatalog:
             Refusal: 404 for another path or an unknown model, 405 for another method, 503 while no engine is known.
         """
         if path != _LIST_PATH and not path.startswith(_LIST_PATH + "/"):
-            raise Refusal(404, "not_found", f"there is no {path} here", close=True)
+            raise Refusal(404, "not_found", f"there is no {path} here")
         if method not in {"GET", "HEAD"}:
-            raise Refusal(405, "method_not_allowed", f"{path} takes GET, not {method}", close=True)
+            raise Refusal(405, "method_not_allowed", f"{path} takes GET, not {method}")
         models = self._models()
         if not models:
             raise Refusal(503, "no_engine", "no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)

@@ -80,11 +80,13 @@ class ChatClient:
         url: The router's base URL.
         model: Name of the model.
         session: The session's id; requests that carry it are placed where their prefix is.
+        api_key: Key that the router asks for; None where it asks for none.
     """
 
     url: str
     model: str
     session: str
+    api_key: str | None = None
 
     def chat(self, request_id: str, messages: Sequence[Mapping[str, Any]], max_tokens: int, **options: Any) -> Reply:
         """Return the streamed answer to ``messages``; ``options`` are further fields of the request.
@@ -123,6 +125,8 @@ class ChatClient:
         address = urlsplit(self.url)
         connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=_TIMEOUT_S)
         headers = {"Content-Type": "application/json", "X-Coda-Session": self.session, "X-Request-Id": request_id}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key}"
         try:
             connection.request("POST", "/v1/chat/completions", body, headers)
             response = connection.getresponse()

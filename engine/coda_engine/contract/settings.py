@@ -124,7 +124,8 @@ class PlacementSettings(AuthoredModel):
         default=2.0,
         ge=1.0,
         le=100.0,
-        description="A session leaves its home engine when that engine's load exceeds this multiple of the mean load.",
+        description="A session leaves its home engine when that engine's load exceeds this multiple of the other "
+        "engines' mean load.",
     )
 
 

@@ -15,7 +15,7 @@ from coda_router.envelope import Envelope, decoded
 from coda_router.opening import opening_name
 
 MAX_SESSION_CHARS = 256
-"""Longest session name taken as it is; a longer one is replaced by its hash."""
+"""Longest session name taken as it is; a longer one, or one of other than plain characters, is hashed."""
 
 
 class SessionSource(StrEnum):
@@ -105,7 +105,8 @@ def _session_in_user_id(user_id: str) -> str:
 
 
 def _bounded(name: str) -> str:
-    if len(name) <= MAX_SESSION_CHARS:
+    # Anything else than plain ASCII may grow sixfold on its way to an engine, whose header has a limit.
+    if len(name) <= MAX_SESSION_CHARS and name.isascii() and name.isprintable():
         return name
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

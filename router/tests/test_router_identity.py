@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from coda_engine.contract.identity import unpack
 from coda_engine.contract.snapshot import session_key
 from coda_router.envelope import read_envelope, without_engine_controls
 from coda_router.identity import IdentityWriter, Session, SessionSource, session_of
@@ -80,6 +81,14 @@ def test_a_user_is_never_a_session():
 def test_an_endless_name_is_replaced_by_its_hash():
     name, _, _ = session({b"x-coda-session": b"x" * 5000})
     assert len(name) == 32
+
+
+def test_the_largest_identity_still_fits_the_engine_s_header():
+    headers = {b"x-coda-session": b"\xff" * 256, b"x-coda-parent-session": b'"' * 256}
+    found = session_of(headers, read_envelope(b"{}"))
+    secret = b"x" * 16
+    value = IdentityWriter("r" * 64, secret).header_value("t" * 253, found, attempt=1, ready_age_ms=3_600_000.0)
+    assert unpack(value.decode(), secret).session == found.name
 
 
 def opening(**body: object) -> str:

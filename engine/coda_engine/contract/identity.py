@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import hmac
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
 from coda_engine.contract.errors import IdentityError
@@ -58,7 +58,8 @@ class Identity:
 
 def pack(identity: Identity, secret: bytes) -> str:
     """Return the header value for ``identity``, signed with the cluster's secret (ASCII)."""
-    body = json.dumps(asdict(identity), separators=(",", ":")).encode()
+    fields = {name: getattr(identity, name) for name in Identity.__slots__}
+    body = json.dumps(fields, separators=(",", ":")).encode()
     return ".".join((_PREFIX, _encode(body), _encode(_sign(body, secret))))
 
 
@@ -95,7 +96,7 @@ def untrusted_salt(claimed_session: str | None, secret: bytes) -> str:
 
 
 def _sign(body: bytes, secret: bytes) -> bytes:
-    return hmac.new(secret, b"identity\0" + body, hashlib.sha256).digest()[:_SIGNATURE_BYTES]
+    return hmac.digest(secret, b"identity\0" + body, "sha256")[:_SIGNATURE_BYTES]
 
 
 def _encode(data: bytes) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, Site
 from kubectl import Kubectl, wait_for
+from places import ROOT, Site
 from transitions import Recorder
 
 from coda_cli.demo.agent import TASKS, Agent

@@ -147,3 +147,17 @@ def test_a_group_is_its_living_members(sleeper: "subprocess.Popen[bytes]") -> No
     while group_members(sleeper.pid) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert group_members(sleeper.pid) == []
+
+
+def test_a_semaphore_is_found_under_its_lasting_name() -> None:
+    code = (
+        "import multiprocessing, time; lock = multiprocessing.get_context('spawn').Lock();"
+        "print(lock._semlock.name, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        name = process.stdout.readline().strip().lstrip("/")
+        found = mapped_shared_memory([process.pid])
+        process.terminate()
+    remove_shared_memory(found)
+    assert found == {f"/dev/shm/sem.{name}"}

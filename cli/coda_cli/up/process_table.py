@@ -22,18 +22,18 @@ def executable(pid: int) -> str | None:
 
 
 def mapped_shared_memory(pids: Iterable[int]) -> set[str]:
-    """Return the files in /dev/shm that processes have mapped, deleted ones left out."""
-    found: set[str] = set()
+    """Return the files directly in /dev/shm that processes have mapped.
+
+    Found by inode: a semaphore is mapped under a passing name by the process that makes it.
+    """
+    inodes: set[int] = set()
     for pid in pids:
         try:
             maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue  # gone meanwhile
-        for line in maps.splitlines():
-            _, separator, name = line.partition(_SHARED_MEMORY)
-            if separator and not name.endswith(" (deleted)"):
-                found.add(_SHARED_MEMORY + name)
-    return found
+        inodes.update(int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if _SHARED_MEMORY in line)
+    return {entry.path for entry in os.scandir(_SHARED_MEMORY) if entry.inode() in inodes}
 
 
 def mapped_by_anyone(files: set[str]) -> set[str]:

@@ -89,9 +89,10 @@ def _last_words(statuses: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _tail(text: str) -> str:
-    """Return the last lines of a log that fit a condition's message."""
-    text = text.strip()
-    if len(text) <= _MAX_LAST_WORDS_CHARS:
-        return text
-    cut = text[-_MAX_LAST_WORDS_CHARS:]
-    return "..." + cut[cut.find("\n") + 1 :]
+    """Return the last whole lines of a log that fit a condition's message, or the beginning of a long last line."""
+    kept: list[str] = []
+    for line in reversed(text.strip().splitlines()):
+        if sum(map(len, kept)) + len(kept) + len(line) > _MAX_LAST_WORDS_CHARS:
+            return "\n".join(["...", *kept]) if kept else f"{line[:_MAX_LAST_WORDS_CHARS]}..."
+        kept.insert(0, line)
+    return "\n".join(kept)

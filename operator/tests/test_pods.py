@@ -60,8 +60,16 @@ def test_last_words_are_the_end_of_a_long_log_in_whole_lines():
     log = "\n".join(f"line {number} of many" for number in range(200))
     status = container(lastState={"terminated": {"exitCode": 1, "message": log}}, state={"running": {}})
     words = read_pod(pod_with(containerStatuses=status)).last_words
-    assert words.startswith("...line ")
+    assert words.startswith("...\nline ")
     assert words.endswith("line 199 of many")
+    assert len(words) <= 410
+
+
+def test_last_words_of_one_long_line_are_its_beginning():
+    status = container(state={"terminated": {"exitCode": 1, "message": "ValueError: " + "x" * 900}})
+    words = read_pod(pod_with(containerStatuses=status)).last_words
+    assert words.startswith("ValueError: xxx")
+    assert words.endswith("x...")
     assert len(words) <= 410
 
 

@@ -2,18 +2,20 @@
 
 import os
 import random
+import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scheduler_harness import STEP_TOKENS, Trace
+from scheduler_harness import Trace
 from vllm import LLM, SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from coda_engine.vllm_adapter.runtime import EngineRuntime
 
-KV_BYTES = 110_000_000
+KV_BYTES = 220_000_000
+STEP_TOKENS = 256
 MAX_STEPS = 400
 
 
@@ -52,6 +54,7 @@ class RealEngine:
     def __init__(self, model_folder: Path) -> None:
         self.llm = LLM(
             model=str(model_folder),
+            dtype="float32",  # several times as fast as bfloat16 on CPUs without AVX-512
             enforce_eager=True,
             block_size=32,
             max_num_batched_tokens=STEP_TOKENS,
@@ -85,9 +88,9 @@ class RealEngine:
         self.core.scheduler = scheduler
 
     def run(
-        self, script: Mapping[int, list[tuple[str, list[int], int]]], act: Callable[[int], None] | None = None
+        self, script: Script, act: Callable[[int], None] | None = None, ages_s: Mapping[str, float] | None = None
     ) -> Run:
-        """Add (name, prompt, max tokens) before the step given by the script's key, and step to the end."""
+        """Run a script to its end; call ``act`` after each step; requests in ``ages_s`` arrived that long ago."""
         run, engine, scheduler = Run(), self.llm.llm_engine, self.core.scheduler
         schedule = scheduler.schedule
 
@@ -103,7 +106,8 @@ class RealEngine:
             for step in range(MAX_STEPS):
                 for name, prompt, max_tokens in script.get(step, []):
                     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-                    engine.add_request(name, {"prompt_token_ids": prompt}, params)
+                    arrival_s = time.time() - (ages_s or {}).get(name, 0.0)
+                    engine.add_request(name, {"prompt_token_ids": prompt}, params, arrival_time=arrival_s)
                 if not engine.has_unfinished_requests() and step > max(script):
                     return run
                 for output in engine.step():

@@ -42,12 +42,12 @@ def tiered(engine):
     return engine
 
 
-SESSION = tokens(1, 500)
+SESSION = tokens(1, 300)
 SCRIPT = {
-    0: [("warm", SESSION, 4), ("other", tokens(2, 700), 12)],
-    3: [("long", tokens(3, 2_500), 4), ("returning", SESSION + tokens(4, 30), 8)],
-    5: [("fresh", tokens(5, 300), 20), ("again", SESSION + tokens(6, 60), 4)],
-    9: [("late", tokens(7, 900), 6)],
+    0: [("warm", SESSION, 3), ("other", tokens(2, 300), 12)],
+    4: [("long", tokens(3, 1_000), 3), ("returning", SESSION + tokens(4, 20), 6)],
+    6: [("fresh", tokens(5, 150), 10), ("again", SESSION + tokens(6, 40), 3)],
+    9: [("late", tokens(7, 200), 4)],
 }
 
 
@@ -86,14 +86,13 @@ def test_a_resident_request_passes_a_long_prefill_and_everybody_is_answered_once
 
 
 def test_the_guard_holds_in_a_real_run(tiered):
-    tiered.core.coda_apply_settings(settings_json(max_wait_ms=1))
-    run = tiered.run(SCRIPT)
+    run = tiered.run(SCRIPT, ages_s={"long": 30.0})
     assert run.admitted.index("long") < run.admitted.index("returning")
     assert AdmissionReason.MAX_WAIT_REACHED.value in tiered.runtime.admission.log.by_reason
 
 
 def test_a_live_settings_change_turns_the_order_round(tiered):
-    script = {0: [("warm", SESSION, 1)], 2: [("long", tokens(3, 1_500), 2), ("returning", SESSION + tokens(4, 30), 2)]}
+    script = {0: [("warm", SESSION, 1)], 2: [("long", tokens(3, 600), 2), ("returning", SESSION + tokens(4, 20), 2)]}
     tiered.core.coda_apply_settings(settings_json(StateAdmissionPolicyName.FIFO))
     assert tiered.run(script).admitted == ["warm", "long", "returning"]
     tiered.core.scheduler.reset_prefix_cache()
@@ -117,7 +116,7 @@ def test_observing_execution_admission_counts_plans_and_changes_nothing(tiered):
     execution = ExecutionAdmissionSettings(mode=ExecutionAdmissionMode.OBSERVE)
     observing = Settings(admission=AdmissionSettings(execution=execution)).model_dump_json(by_alias=True)
     tiered.core.coda_apply_settings(observing)
-    lengths = (40, 60, 300, 400)
+    lengths = (40, 60, 150, 200)
     script = {0: [(f"r{length}", tokens(length, length), 12) for length in lengths]}
     tiered.run(script)
     steps = tiered.runtime.steps

@@ -16,9 +16,13 @@ import yaml
 from coda_cli.demo.chat import ChatClient
 from coda_cli.errors import StackError
 from coda_cli.model.catalog import default_model_dir
-from coda_cli.up.machine import free_ports
+from coda_cli.profile_command import write_profile
+from coda_cli.up.cluster_file import read_cluster_file
+from coda_cli.up.machine import free_ports, installed_vllm_version
 from coda_cli.up.process_table import group_members, mapped_by_anyone
+from coda_cli.up.profiles import stored_profile_file
 from coda_cli.up.run_record import RunRecord, StateDir, state_root
+from coda_engine.contract.profile import CurvePoint, FullKey, HeldOutPoint, PrefillProfile, Profile, Provenance
 from coda_engine.contract.reasons import Feature
 from coda_engine.profiling import EngineClient
 
@@ -106,6 +110,22 @@ def answer(record: RunRecord) -> str:
             time.sleep(0.5)
 
 
+def store_profile_of_another_machine(cache: Path) -> None:
+    key = read_cluster_file(EXAMPLE).spec.spec_key(installed_vllm_version() or "")
+    full_key = FullKey(
+        spec=key, model_digest="", hardware="another CPU", vllm_version="0.32.0", adapter_digest="", block_size=32,
+        attention_backend="", graph_mode="", max_batched_tokens=512, max_context_tokens=8192,
+    )  # fmt: skip
+    prefill = PrefillProfile(
+        points=[CurvePoint(x=64, ms=60), CurvePoint(x=128, ms=120)],
+        held_out=[HeldOutPoint(x=96, measured_ms=90, predicted_ms=90)],
+        error_bound=0.2,
+    )
+    provenance = Provenance(measured_at="2026-01-01T00:00:00+00:00", duration_s=1, coda_version="0", quick=True)
+    profile = Profile(full_key=full_key, prefill=prefill, provenance=provenance)
+    write_profile(profile, stored_profile_file(cache, key))
+
+
 def assert_nothing_is_left(record: RunRecord, before: set[str]) -> None:
     for group in record.groups:
         assert group_members(group) == []
@@ -118,11 +138,14 @@ def assert_nothing_is_left(record: RunRecord, before: set[str]) -> None:
 
 
 def test_the_stack_serves_survives_kills_and_ends_within_ten_seconds_without_a_trace(
-    start: Callable[..., Running],
+    start: Callable[..., Running], tmp_path: Path
 ) -> None:
     before = set(os.listdir(SHARED_MEMORY))
+    store_profile_of_another_machine(tmp_path / "cache" / "coda")
     running = start()
     running.wait_for("serves at")
+    assert "no usable profile is stored: ProfileMismatch" in running.lines()
+    assert "another CPU" in running.lines()
     record = running.record
     assert "Paris" in answer(record)
     token = record.internal_token_file.read_text()

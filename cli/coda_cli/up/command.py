@@ -13,8 +13,10 @@ import click
 
 from coda_cli.errors import CliError, PreflightError
 from coda_cli.model.catalog import BUILTIN_MODELS, cache_dir, default_model_dir
-from coda_cli.model.folder import ensure_model
+from coda_cli.model.folder import ensure_model, folder_problem
+from coda_cli.up.byte_code import compiling_vllm
 from coda_cli.up.cluster_file import ClusterFile, read_cluster_file
+from coda_cli.up.layout import kept_byte_code
 from coda_cli.up.leftovers import clean_up_after_killed_runs
 from coda_cli.up.machine import look_at_machine, model_folder
 from coda_cli.up.preflight import check, context_problems
@@ -91,12 +93,22 @@ def _checked_place(
         report(f"note: {note}")
     model_path = Path(spec.model.source.host_path) if spec.model.source.host_path else None
     if spec.model.source.builtin is not None:
-        model_path = ensure_model(BUILTIN_MODELS[spec.model.source.builtin], default_model_dir(os.environ), report)
+        model_path = _builtin_model(spec.model.source.builtin, report)
         made = model_folder(model_path)
         problems = context_problems(spec, made.config) if made is not None and made.config is not None else []
         if problems:
             raise PreflightError("\n".join(f"{cluster.path}: {problem}" for problem in problems))
     return Place(machine, router_port, model_path, state, cache_dir(os.environ), os.environ, profile_file)
+
+
+def _builtin_model(name: str, report: Report) -> Path:
+    """Return the folder of a built-in model; while it is being made, vLLM's modules are compiled beside it."""
+    model, model_dir = BUILTIN_MODELS[name], default_model_dir(os.environ)
+    folder = model_dir / model.name
+    if folder_problem(folder, model, verify=False) is None:
+        return folder
+    with compiling_vllm(kept_byte_code(os.environ, cache_dir(os.environ))):
+        return ensure_model(model, model_dir, report)
 
 
 async def _until_stopped(

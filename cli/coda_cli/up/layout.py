@@ -129,20 +129,31 @@ def router_process_here(folders: Folders, port: int, engine_ports: list[int]) ->
     )
 
 
-def child_environment(surroundings: Mapping[str, str], folders: Folders, cache: Path) -> dict[str, str]:
+def child_environment(surroundings: Mapping[str, str], temporary: Path, cache: Path) -> dict[str, str]:
     """Return the environment that every process of the run starts from.
 
-    vLLM takes a minute longer to start when its modules must be compiled each time, so that byte code is always kept:
-    beside the modules where that is allowed, else in Coda's cache.
+    Args:
+        surroundings: This process's own environment.
+        temporary: The run's TMPDIR.
+        cache: Coda's folder in the user's cache.
+    """
+    environment = kept_byte_code(surroundings, cache)
+    environment["TMPDIR"] = str(temporary)
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment.setdefault("VLLM_NO_USAGE_STATS", "1")
+    environment.setdefault("VLLM_HOST_IP", LOOPBACK)  # its processes talk to each other on this machine only
+    return environment
+
+
+def kept_byte_code(surroundings: Mapping[str, str], cache: Path) -> dict[str, str]:
+    """Return an environment in which byte code is kept: beside the modules where that is allowed, else in the cache.
+
+    vLLM takes a minute longer to start when its modules must be compiled each time.
     """
     environment = dict(surroundings)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     if not os.access(Path(os.__file__).parent, os.W_OK) or not os.access(sys.prefix, os.W_OK):
         environment.setdefault("PYTHONPYCACHEPREFIX", str(cache / "pyc"))
-    environment["TMPDIR"] = str(folders.temporary)
-    environment["PYTHONUNBUFFERED"] = "1"
-    environment.setdefault("VLLM_NO_USAGE_STATS", "1")
-    environment.setdefault("VLLM_HOST_IP", LOOPBACK)  # its processes talk to each other on this machine only
     return environment
 
 

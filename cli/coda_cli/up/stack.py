@@ -189,7 +189,7 @@ class Stack:
             spec, self._key, self._folders, ports, place.model_path, self._stored_profile, place.machine.cores
         )
         router = layout.router_process_here(self._folders, place.port, ports)
-        environment = layout.child_environment(place.surroundings, self._folders, place.cache)
+        environment = layout.child_environment(place.surroundings, self._folders.temporary, place.cache)
         engine_rules = Supervision(float(spec.engine.startup_timeout_seconds), restart_when_unhealthy=True)
         router_rules = Supervision(ROUTER_STARTUP_TIMEOUT_S, restart_when_unhealthy=False)
         supervised = []

@@ -21,7 +21,7 @@ _IDLE_WAIT_S = 60.0
 _SETTLE_WAIT_S = 3.0
 _POLL_S = 0.03
 _DISTURBED_TRIES = 4
-_WARM_UPS = 2
+_WARM_UPS = 1
 
 _WIDE_TOKEN_IDS = range(300, 30_000)
 _NARROW_TOKEN_IDS = range(16, 240)  # for models with the smallest vocabularies

@@ -88,7 +88,7 @@ def plan_measurement(probe_ms: float, max_context_tokens: int, effort: Effort) -
         raise MeasurementError(f"a prefill of {PROBE_TOKENS} tokens took {probe_ms} ms, which cannot be")
     tokens_per_s = PROBE_TOKENS / probe_ms * 1_000
     largest = min(max_context_tokens - _RESERVED_TOKENS, int(tokens_per_s * effort.largest_s))
-    largest = max(largest, min(SMALLEST_TOKENS * 16, max_context_tokens - _RESERVED_TOKENS))
+    largest = max(largest, min(SMALLEST_TOKENS * 12, max_context_tokens - _RESERVED_TOKENS))
     curve = sorted({_rounded(largest * share) for share in effort.curve_shares})
     held_out = sorted({_rounded(largest * share) for share in effort.held_out_shares} - set(curve))
     held_out = [tokens for tokens in held_out if curve[0] < tokens < curve[-1]]

@@ -100,7 +100,7 @@ def lab_pod_template() -> dict[str, Any]:
         "spec": {
             "initContainers": [{"name": "model", **venv}],
             # The lab's node is small, and its two cores are also the control plane's.
-            "containers": [{"name": "engine", "resources": {"requests": {"cpu": "250m"}}, **venv}],
+            "containers": [{"name": "engine", "resources": {"requests": {"cpu": "500m"}}, **venv}],
             "volumes": [
                 {"name": "host-venv", "hostPath": {"path": str(HOST_VENV), "type": "Directory"}},
                 {"name": "models", "hostPath": {"path": str(MODELS), "type": "Directory"}},

@@ -162,4 +162,6 @@ def _is_absent(value: Any) -> bool:
 
 def _is_refusal(error: ApiError) -> bool:
     """Return whether the API server understood and said no; anything else may go better in a moment."""
-    return error.status in (400, 403, 405, 413, 415, 422)
+    # A field that its schema does not have comes as an internal error of server-side apply.
+    unknown_field = error.status == 500 and "failed to create typed patch object" in str(error)
+    return unknown_field or error.status in (400, 403, 405, 413, 415, 422)

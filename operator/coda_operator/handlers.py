@@ -118,7 +118,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
     for child in _CHILDREN:
         # The API server sends only these: a cluster's other pods never reach this process.
         settings.watching.label_selectors[child.group, child.version, child.plural] = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    for chatty in ("kopf.objects", "kopf.activities.probe"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 def _selector(resource: Resource) -> tuple[str, str, str]:

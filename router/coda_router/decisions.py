@@ -23,7 +23,7 @@ class Decision:
         reason: Of the stage that decided.
         trail: What every stage found, in order.
         attempt: 0 for the first worker tried, 1 for a retry elsewhere.
-        held_ms: Time that the request was held back before, milliseconds.
+        ready_age_ms: Age of the request then, held back or retried included, milliseconds.
         resident_tokens: Tokens of the session that the engines reported resident at the chosen worker.
         candidates: Workers in the fleet.
     """
@@ -37,7 +37,7 @@ class Decision:
     reason: str
     trail: tuple[str, ...]
     attempt: int
-    held_ms: float
+    ready_age_ms: float
     resident_tokens: int
     candidates: int
 

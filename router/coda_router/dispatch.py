@@ -132,7 +132,7 @@ class Dispatcher:
                 reason=placement.reason,
                 trail=placement.trail,
                 attempt=len(observed.tried),
-                held_ms=round((now_s - request.ready_at_s) * 1000, 3),
+                ready_age_ms=round((now_s - request.ready_at_s) * 1000, 3),
                 resident_tokens=observed.resident_tokens.get(placement.worker or "", 0),
                 candidates=len(self.fleet.workers),
             )

@@ -195,7 +195,7 @@ async def test_requests_are_held_while_every_engine_has_a_full_frontier_and_go_i
         assert {(await task)[0] for task in asking} == {200}
         decisions = await router.decisions()
     assert [d["session"] for d in decisions] == [session_key("", f"number {n}") for n in range(3)]
-    assert all(d["held_ms"] > 0 for d in decisions)
+    assert all(d["ready_age_ms"] > 0 for d in decisions)
 
 
 async def test_a_full_queue_refuses_with_503_and_retry_after():

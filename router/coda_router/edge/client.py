@@ -43,7 +43,11 @@ class ClientProtocol(HttpToolsProtocol):
     def watch(self, on_lost: Callable[[], object] | None) -> None:
         """Call ``on_lost`` as soon as the client is gone; None stops watching."""
         self._on_lost = on_lost
-        if on_lost is not None:
+        if on_lost is None:
+            return
+        if self.is_lost:
+            on_lost()
+        else:
             # A body beyond uvicorn's high-water mark leaves reading paused, and then nobody notices the end.
             self.flow.resume_reading()
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +93,15 @@ async def running_engine(
         process = _process(spec, system, folder, core)
         with (folder / "log").open("wb") as log:
             child = await asyncio.create_subprocess_exec(
-                *process.argv, stdout=log, stderr=log, env=_environment(process.env, folder), start_new_session=True
+                # A benchmark that is killed takes its engines along.
+                "setpriv",
+                "--pdeathsig",
+                "TERM",
+                *process.argv,
+                stdout=log,
+                stderr=log,
+                env=_environment(process.env, folder),
+                start_new_session=True,
             )
         try:
             url = f"http://127.0.0.1:{process.port}"
@@ -170,15 +178,13 @@ def _tail(log: Path) -> str:
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(child.pid, how)
-        except ProcessLookupError:
-            return
-        try:
-            await asyncio.wait_for(child.wait(), STOP_LIMIT_S)
-        except TimeoutError:
-            continue
+    """Let the API server end its own children and shared memory; then end whatever is left of the group."""
+    with suppress(ProcessLookupError, TimeoutError):
+        child.terminate()
+        await asyncio.wait_for(child.wait(), STOP_LIMIT_S)
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    await child.wait()
 
 
 def _free_port() -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 VLLM_PREFIX = "test_vllm_"
-SERVER_START_S = 240
 
 
 def pytest_configure(config):

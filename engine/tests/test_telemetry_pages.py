@@ -134,6 +134,43 @@ def test_pages_of_dead_processes_are_removed_and_live_ones_kept(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+ENGINE_OF_A_PARENT = """
+    import subprocess, sys, time
+    from pathlib import Path
+    from coda_engine.vllm_adapter.telemetry.page import PageFiles
+    child = (
+        "import sys, time; from pathlib import Path; "
+        "from coda_engine.vllm_adapter.telemetry.page import remove_pages; "
+        "from coda_engine.vllm_adapter.telemetry.publisher import Flusher; "
+        "Flusher([], lambda: remove_pages(Path(sys.argv[1]))).start(); print('ready', flush=True); time.sleep(60)"
+    )
+    files = PageFiles.create(Path(sys.argv[1]), {"p": 64})
+    engine = subprocess.Popen([sys.executable, "-c", child, str(files.prefix)])
+    print(engine.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_an_engine_whose_parent_is_killed_removes_the_pages(tmp_path):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(ENGINE_OF_A_PARENT), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    engine_pid = int(parent.stdout.readline())
+    try:
+        assert parent.stdout.readline() == "ready\n"
+        assert list(tmp_path.glob(f"{FILE_PREFIX}*"))
+        parent.kill()
+        parent.wait(10)
+        deadline_s = time.monotonic() + 20
+        while list(tmp_path.iterdir()):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+    finally:
+        parent.kill()
+        os.kill(engine_pid, signal.SIGKILL)
+        parent.stdout.close()
+
+
 def test_a_forked_child_does_not_remove_its_parent_s_pages(tmp_path):
     files = PageFiles.create(tmp_path, {"p": 64})
     files._owner_pid = os.getpid() + 1

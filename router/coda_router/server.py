@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import signal
@@ -142,6 +143,9 @@ def serve(config: RouterConfig) -> None:
         listener.close()
         raise
     server = make_server(router, config)
+    # What exists by now stays for ever; a collector that walks it again and again only delays events.
+    gc.collect()
+    gc.freeze()
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(run_router(router, server, listener))
 

@@ -31,7 +31,7 @@ class Load:
         model: Model to ask for.
         body_bytes: Size of each body.
         concurrency: Connections.
-        warm_up_s: Time before figures count.
+        warm_up_s: Time over which the connections start, and again before figures count.
         duration_s: Time during which they count.
     """
 
@@ -132,6 +132,9 @@ class _Run:
             request = _request(self._load, index)
             _, connection = await loop.create_connection(partial(_Connection, self, request), "127.0.0.1", port)
             self._connections.add(connection)
+            # Not all at once: paced replies would keep the connections in step for ever, and every figure would
+            # be that of a burst of `concurrency` requests.
+            await asyncio.sleep(self._load.warm_up_s / self._load.concurrency)
         await asyncio.sleep(self._load.warm_up_s)
         self.is_counting, counted_from_s = True, time.monotonic()
         # The orchestrator reads the router's CPU time at the same two moments.

@@ -19,7 +19,7 @@ from coda_cli.model.catalog import default_model_dir
 from coda_cli.profile_command import write_profile
 from coda_cli.up.cluster_file import read_cluster_file
 from coda_cli.up.machine import free_ports, installed_vllm_version
-from coda_cli.up.process_table import group_members, mapped_by_anyone
+from coda_cli.up.process_table import group_members, mapped_shared_memory
 from coda_cli.up.profiles import stored_profile_file
 from coda_cli.up.run_record import RunRecord, StateDir, state_root
 from coda_engine.contract.profile import CurvePoint, FullKey, HeldOutPoint, PrefillProfile, Profile, Provenance
@@ -126,21 +126,18 @@ def store_profile_of_another_machine(cache: Path) -> None:
     write_profile(profile, stored_profile_file(cache, key))
 
 
-def assert_nothing_is_left(record: RunRecord, before: set[str]) -> None:
+def assert_nothing_is_left(record: RunRecord, made: set[str]) -> None:
+    assert any(file.startswith("/dev/shm/psm_") for file in made)
+    assert [file for file in sorted(made | set(record.shared_memory)) if Path(file).exists()] == []
     for group in record.groups:
         assert group_members(group) == []
     assert not Path(record.scratch_dir).exists()
     assert not Path(record.page_dir).exists()
-    assert [file for file in record.shared_memory if Path(file).exists()] == []
-    new = {str(SHARED_MEMORY / name) for name in set(os.listdir(SHARED_MEMORY)) - before}
-    made_by_vllm = {file for file in new if file.startswith(("/dev/shm/psm_", "/dev/shm/sem.mp-"))}
-    assert made_by_vllm - mapped_by_anyone(made_by_vllm) == set()
 
 
 def test_the_stack_serves_survives_kills_and_ends_within_ten_seconds_without_a_trace(
     start: Callable[..., Running], tmp_path: Path
 ) -> None:
-    before = set(os.listdir(SHARED_MEMORY))
     store_profile_of_another_machine(tmp_path / "cache" / "coda")
     running = start()
     running.wait_for("serves at")
@@ -159,6 +156,7 @@ def test_the_stack_serves_survives_kills_and_ends_within_ten_seconds_without_a_t
     assert "Paris" in answer(record)
 
     engine_group = record.groups[0]
+    made = mapped_shared_memory(group_members(engine_group))
     os.kill(engine_group, signal.SIGKILL)
     running.wait_for("engine-0 was killed by SIGKILL; starting it again")
     wait_until(lambda: group_members(engine_group) == [], 10.0, running.lines)
@@ -168,23 +166,26 @@ def test_the_stack_serves_survives_kills_and_ends_within_ten_seconds_without_a_t
     assert running.lines().count("measured:") == 1
     assert EngineClient(record.engine_urls[0], token).profile() is not None
 
+    assert [file for file in made if Path(file).exists()] == []
+
     record = running.record
+    made |= {file for group in record.groups for file in mapped_shared_memory(group_members(group))}
     os.kill(running.process.pid, signal.SIGINT)
     running.process.wait(END_LIMIT_S)
     assert running.process.returncode == 0, running.lines()
     assert "stopped; nothing is left running" in running.lines()
-    assert_nothing_is_left(record, before)
+    assert_nothing_is_left(record, made)
 
 
 def test_when_coda_up_is_killed_its_engine_ends_and_nothing_is_left(start: Callable[..., Running]) -> None:
-    before = set(os.listdir(SHARED_MEMORY))
     running = start(profiling={"mode": "Disabled"})
-    wait_until(lambda: running.state.read() is not None and running.record.shared_memory != (), 300.0, running.lines)
+    wait_until(lambda: "psm_" in str(running.state.read()), START_LIMIT_S, running.lines)
     record = running.record
+    made = mapped_shared_memory(group_members(record.groups[0]))
     running.process.kill()
     running.process.wait(5)
     wait_until(lambda: running.state.read() is None, 20.0, lambda: json.dumps(record.groups))
-    assert_nothing_is_left(record, before)
+    assert_nothing_is_left(record, made)
 
 
 def test_an_engine_that_cannot_start_ends_everything_with_its_last_words(start: Callable[..., Running]) -> None:

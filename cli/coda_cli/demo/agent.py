@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coda_cli.demo.chat import ChatClient, Reply
-from coda_cli.demo.tools import Workbench, definitions
+from coda_cli.demo.tools import ERROR_PREFIX, Workbench, definitions
 
 _SYSTEM_PROMPT = """You are a careful coding agent in a small Python project. You work in rounds: each round you call \
 one tool, look at its output, and go on. Follow the project's rules:
@@ -41,12 +41,16 @@ class Round:
         action: The call as text, or "answer".
         outcome: The tool's output, or the model's words.
         reply: The measured reply.
+        asked_for_tool: The model had to call a tool.
+        tool_ran: It did, and the tool took the call.
     """
 
     session: str
     action: str
     outcome: str
     reply: Reply
+    asked_for_tool: bool = False
+    tool_ran: bool = False
 
 
 TASKS: Mapping[str, Sequence[Step]] = {
@@ -106,7 +110,8 @@ class Agent:
             outcome = self._workbench.run(call.name, call.arguments)
             self.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": outcome})
         action = ", ".join(f"{call.name}({_shown(call.arguments)})" for call in reply.tool_calls)
-        return Round(self.client.session, action or "no call", outcome, reply)
+        ran = bool(reply.tool_calls) and not outcome.startswith(ERROR_PREFIX)
+        return Round(self.client.session, action or "no call", outcome, reply, asked_for_tool=True, tool_ran=ran)
 
 
 def _shown(arguments: str) -> str:

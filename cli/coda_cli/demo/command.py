@@ -17,9 +17,10 @@ from coda_cli.demo.scenario import play
 from coda_cli.demo.view import View
 from coda_cli.errors import CliError, StackError
 from coda_cli.up.cluster_file import read_cluster_file
+from coda_cli.up.command import SERVING
 from coda_cli.up.machine import LOOPBACK, free_ports
 from coda_cli.up.run_record import StateDir, state_root
-from coda_engine.profiling import EngineClient, EngineRequestError
+from coda_engine.profiling import EngineClient
 
 _EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "smollm2-cpu.yaml"
 _POLL_S = 0.2
@@ -45,6 +46,9 @@ def demo(file: Path, port: int | None, keep: bool) -> None:
     if port is None and free_port is None:
         raise CliError("--port: no port is free above the file's; name one")
     state = StateDir(state_root(os.environ) / cluster.name)
+    with state.lock(wait=False) as is_free:
+        if not is_free:
+            raise CliError(f"{cluster.name} runs here already; end it first: coda down {cluster.name}")
     scratch_dir = tempfile.TemporaryDirectory(prefix="coda-demo-")
     with _stack(file, port or free_port or 0, state, keep) as url, scratch_dir as scratch:
         record = state.read()
@@ -77,7 +81,7 @@ def _stack(file: Path, port: int, state: StateDir, keep: bool) -> Iterator[str]:
     follower = threading.Thread(target=_follow, args=(log_file, ended), daemon=True)
     follower.start()
     try:
-        _wait_until_served(process, url)
+        _wait_until_served(process, log_file)
         yield url
         kept = keep
     finally:
@@ -87,14 +91,12 @@ def _stack(file: Path, port: int, state: StateDir, keep: bool) -> Iterator[str]:
         follower.join()
 
 
-def _wait_until_served(process: "subprocess.Popen[bytes]", url: str) -> None:
-    router = EngineClient(url)
+def _wait_until_served(process: "subprocess.Popen[bytes]", log_file: Path) -> None:
     while process.poll() is None:
-        try:
-            router.model_name()
+        if SERVING in log_file.read_text(encoding="utf-8", errors="replace"):
+            time.sleep(2 * _POLL_S)  # the follower prints the line first
             return
-        except EngineRequestError:
-            time.sleep(_POLL_S)
+        time.sleep(_POLL_S)
     raise StackError("the stack did not come up; see the lines above")
 
 

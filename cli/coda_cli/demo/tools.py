@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+ERROR_PREFIX = "error: "
+"""How a tool's output begins when it could not do what was asked."""
+
 _SNIPPETS = (
     "import basket; print(basket.total([3, 4, 5]))",
     "import basket; print(basket.discounted(200, 10))",
@@ -63,8 +66,8 @@ class Workbench:
                 case "run_python":
                     return self._python(_one_of(values["code"], _SNIPPETS))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"error: {error}"
-        return f"error: there is no tool {name}"
+            return f"{ERROR_PREFIX}{error}"
+        return f"{ERROR_PREFIX}there is no tool {name}"
 
     def _write(self, name: str, content: str) -> str:
         (self._folder / name).write_text(content[:_NOTE_CHARS], encoding="utf-8")
@@ -78,7 +81,7 @@ class Workbench:
                 command, cwd=self._folder, capture_output=True, text=True, timeout=_RUN_LIMIT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            return f"error: still running after {_RUN_LIMIT_S:.0f} s"
+            return f"{ERROR_PREFIX}still running after {_RUN_LIMIT_S:.0f} s"
         return done.stdout.strip() or done.stderr.strip()
 
 

@@ -75,8 +75,9 @@ class View:
                 f" {_median([reply.ttft_ms for reply in replies]):>24,.0f}"
                 f" {_median([reply.total_ms for reply in replies]):>25,.0f}"
             )
-        calls = [finished for finished in rounds if finished.reply.tool_calls]
-        click.echo(f"  tool calls: {len(calls)} of {len(calls)} valid and run")
+        asked = [finished for finished in rounds if finished.asked_for_tool]
+        valid = [finished for finished in asked if finished.tool_ran]
+        click.echo(f"  tool calls: {len(valid)} of {len(asked)} valid and run")
         steps = snapshot.steps
         click.echo(f"  admission: {_counts(steps.admissions)}; {steps.reordered} put before the first in line")
         click.echo(f"  placement: {_counts(Counter(str(placement['reason']) for placement in placements))}")

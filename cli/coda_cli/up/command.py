@@ -26,6 +26,9 @@ from coda_cli.up.stack import Place, Stack
 
 Report = Callable[[str], None]
 
+SERVING = " serves at "
+"""Part of the line that says that requests are served."""
+
 _LOCK_WAIT_S = 15.0
 _DOWN_WAIT_S = 15.0
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -131,7 +134,7 @@ async def _until_stopped(
 
 async def _announce(ready: asyncio.Event, cluster: ClusterFile, place: Place, report: Report) -> None:
     await ready.wait()
-    report(f"{cluster.name} serves at {place.url}/v1 (model {cluster.spec.model.name}); end it with Ctrl-C or:")
+    report(f"{cluster.name}{SERVING}{place.url}/v1 (model {cluster.spec.model.name}); end it with Ctrl-C or:")
     report(f"  coda down {cluster.name}")
 
 

@@ -154,16 +154,16 @@ def test_under_churn_predictions_are_the_allocator_s_and_nobody_is_lost(vllm_con
     runtime = attach(scheduler)
     use_tiered_aging(runtime)
     drive = Drive(scheduler)
-    admission = runtime.admission
+    admission, inspector = runtime.admission, runtime.admission.inspector
     pool = scheduler.kv_cache_manager.block_pool
 
     def inspections_equal_vllm_s_own_answers() -> None:
         for request in scheduler.waiting:
-            ready = admission.inspect(request)
-            hit = admission.capacity.native_hit(request)
-            assert admission.resident_tokens(request) == len(hit) * BLOCK_TOKENS
+            ready = inspector.inspect(request, inspector.capacity.usable_blocks())
+            hit = inspector.capacity.native_hit(request)
+            assert inspector.resident_tokens(request) == len(hit) * BLOCK_TOKENS
             watermark = scheduler.kv_cache_manager.watermark_blocks if scheduler.running else 0
-            demand = admission.capacity.native_demand(request, hit)
+            demand = inspector.capacity.native_demand(request, hit)
             assert ready.feasible == (demand + watermark <= pool.get_num_free_blocks())
             assert ready.additional_kv_blocks == -(-request.num_tokens // BLOCK_TOKENS) - len(hit)
 
@@ -174,7 +174,7 @@ def test_under_churn_predictions_are_the_allocator_s_and_nobody_is_lost(vllm_con
     assert (admission.refused_after_feasible, admission.unconfirmed) == (0, 0)
     assert admission.log.reordered > 0
     assert not scheduler.waiting
-    assert not admission._inspections
+    assert len(admission.inspector) == 0
     assert admission._index.registrations() == 0
 
 
@@ -183,7 +183,7 @@ def test_past_max_wait_no_younger_feasible_request_overtakes(vllm_config, seed):
     scheduler = new_scheduler(vllm_config, 130)
     runtime = attach(scheduler)
     use_tiered_aging(runtime)
-    admission, queue = runtime.admission, scheduler.waiting
+    inspector, queue = runtime.admission.inspector, scheduler.waiting
     drive = Drive(scheduler)
     overdue_seen = 0
 
@@ -193,11 +193,11 @@ def test_past_max_wait_no_younger_feasible_request_overtakes(vllm_config, seed):
         def peek_request(self):
             head = super().peek_request()
             nonlocal overdue_seen
-            now_ms = time.time() * 1000.0
-            chosen = admission.inspect(head)
+            now_ms, usable = time.time() * 1000.0, inspector.capacity.usable_blocks()
+            chosen = inspector.inspect(head, usable)
             if chosen.feasible and head.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
                 for other in list(self)[:64]:
-                    ready = admission.inspect(other)
+                    ready = inspector.inspect(other, usable)
                     # Half a second of slack: the choice was made a moment before this check.
                     if ready.feasible and now_ms - ready.ready_at_ms >= 20_500.0:
                         overdue_seen += 1
@@ -215,9 +215,9 @@ def test_an_aborted_waiting_request_is_forgotten(drive):
         drive.step()
     drive.add("leaving", tokens(2, 4_000), arrival_s=time.time())
     drive.step()
-    assert runtime_of(drive).admission._inspections
+    assert len(runtime_of(drive).admission.inspector) > 0
     drive.abort(["leaving"])
-    assert not runtime_of(drive).admission._inspections
+    assert len(runtime_of(drive).admission.inspector) == 0
     drive.finish()
     assert drive.admitted == ["holder"]
 
@@ -228,7 +228,7 @@ def test_an_error_in_the_selection_switches_it_off_and_the_engine_serves_on(driv
     def explode(request):
         raise RuntimeError("a bug in the cost model")
 
-    monkeypatch.setattr(runtime.admission.capacity, "hit_limit", explode)
+    monkeypatch.setattr(runtime.admission.inspector.capacity, "hit_limit", explode)
     drive.add("one", tokens(1, 200), arrival_s=time.time())
     drive.add("two", tokens(2, 100), arrival_s=time.time())
     drive.finish()

@@ -22,8 +22,8 @@ from coda_engine.vllm_adapter.config import ENV_PAGE_FILES, AdapterConfig, curre
 from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.runtime import RUNTIME_ATTRIBUTE, EngineRuntime
 from coda_engine.vllm_adapter.scheduler.hook import hook_construction
-from coda_engine.vllm_adapter.telemetry.page import PageFiles
-from coda_engine.vllm_adapter.telemetry.pages import CAPACITIES
+from coda_engine.vllm_adapter.telemetry.page import PageFiles, page_path
+from coda_engine.vllm_adapter.telemetry.pages import CAPACITIES, SNAPSHOT_PAGE
 
 APPLY_SETTINGS = "coda_apply_settings"
 APPLY_PROFILE = "coda_apply_profile"
@@ -40,20 +40,17 @@ def register() -> None:
 
 def install(config: AdapterConfig, gates: Mapping[Feature, Gate]) -> None:
     """Hook Coda into vLLM's classes, once in a process, as far as the gates let it."""
-    hook_construction(Scheduler, lambda scheduler: _attach(scheduler, config, gates))
+    hook_construction(Scheduler, lambda scheduler: EngineRuntime.attach(scheduler, config, gates))
     if gates[Feature.IDENTITY].open:
         _hook_identity(EngineCore)
     if gates[Feature.LIVE_SETTINGS].open:
         _add_utilities(EngineCore)
 
 
-def _attach(scheduler: Scheduler, config: AdapterConfig, gates: Mapping[Feature, Gate]) -> None:
-    EngineRuntime.attach(scheduler, config, gates)
-
-
 def _with_pages(config: AdapterConfig) -> AdapterConfig:
-    if config.page_files is not None:
+    if config.page_files is not None and page_path(config.page_files, SNAPSHOT_PAGE).exists():
         return config
+    config = replace(config, page_files=None)
     try:
         files = PageFiles.create(config.page_dir, CAPACITIES)
     except OSError as error:

@@ -119,7 +119,7 @@ class EngineRuntime:
                 self._sessions.used(key, request)
             self.identities.drop(request.request_id)
             if self.admission is not None:
-                self.admission.forget((request,))
+                self.admission.inspector.forget((request,))
         except Exception as error:
             self._telemetry_failed(error)
 
@@ -189,13 +189,18 @@ class EngineRuntime:
             detail = f"no shared-memory pages in {config.page_dir}"
             self.capabilities.close(Feature.SNAPSHOT, Reason.UNSUPPORTED_CONFIGURATION, detail)
             return None
-        self.capabilities.set(Feature.SNAPSHOT, True, Reason.ENABLED)
         gatherer = SnapshotGatherer(
             self._scheduler, self.instance_id, self.identities, self.steps, self.admission,
             self.capabilities.snapshot, self._digests,
         )  # fmt: skip
         decisions = self.admission.log.encode if self.admission is not None else None
-        board = Board(config.page_files, gatherer, self._sessions, decisions, owned_here=config.owns_pages(os.getpid()))
+        owned_here = config.owns_pages(os.getpid())
+        try:
+            board = Board(config.page_files, gatherer, self._sessions, decisions, owned_here=owned_here)
+        except (OSError, ValueError) as error:
+            self.capabilities.close(Feature.SNAPSHOT, Reason.UNSUPPORTED_CONFIGURATION, f"{config.page_files}: {error}")
+            return None
+        self.capabilities.set(Feature.SNAPSHOT, True, Reason.ENABLED)
         board.open(self._control_document())
         return board
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fastapi import HTTPException
 
+from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.telemetry.page import PageContent, PageReader, page_path
 from coda_engine.vllm_adapter.telemetry.pages import (
     CONTROL_PAGE,
@@ -25,8 +26,15 @@ class PagesReader:
     """
 
     def __init__(self, prefix: Path | None) -> None:
-        names = (SNAPSHOT_PAGE, SESSIONS_PAGE, DECISIONS_PAGE, CONTROL_PAGE)
-        self._pages = {name: PageReader(page_path(prefix, name)) for name in names} if prefix is not None else {}
+        self._pages: dict[str, PageReader] = {}
+        if prefix is None:
+            return
+        try:
+            for name in (SNAPSHOT_PAGE, SESSIONS_PAGE, DECISIONS_PAGE, CONTROL_PAGE):
+                self._pages[name] = PageReader(page_path(prefix, name))
+        except (OSError, ValueError) as error:
+            logger.warning("coda: the engine's pages cannot be read: %s", error)
+            self._pages.clear()
 
     def snapshot(self) -> PageContent:
         """Return the latest EngineSnapshot, as JSON, with its version."""

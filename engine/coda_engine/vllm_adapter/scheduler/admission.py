@@ -1,7 +1,7 @@
 """State admission on a live engine: gather the frontier, let the policy decide, promote, report."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -9,12 +9,13 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from coda_engine.contract.reasons import AdmissionReason
-from coda_engine.policy.cost import StateCostModel, StateWork
+from coda_engine.policy.cost import StateCostModel
 from coda_engine.policy.state_admission import ReadyRequest, Selection, StateAdmissionPolicy
 from coda_engine.vllm_adapter.scheduler.decisions import Decision, DecisionLog
 from coda_engine.vllm_adapter.scheduler.feasibility import KvCapacity
+from coda_engine.vllm_adapter.scheduler.inspection import Inspector
 from coda_engine.vllm_adapter.scheduler.queue import FrontierQueue
-from coda_engine.vllm_adapter.scheduler.residency import ResidencyIndex, ResidentPrefix
+from coda_engine.vllm_adapter.scheduler.residency import ResidencyIndex
 
 _ADMISSIBLE = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 _CONFIRM_ATTEMPTS = 3
@@ -41,26 +42,6 @@ class AdmissionPlan:
 
 
 @dataclass(slots=True, eq=False)
-class Inspection:
-    """What is known of one waiting request.
-
-    Attributes:
-        prefix: Its hit in HBM.
-        tokens: Its tokens when it was first looked at; others mean another look.
-        full_blocks: Blocks of its full sequence.
-        ready: What the policy sees; remade only when something in it changed.
-        evictable: Unused blocks of the hit, as of ``counted_at`` (the index's ``references``).
-    """
-
-    prefix: ResidentPrefix
-    tokens: int
-    full_blocks: int
-    ready: ReadyRequest
-    evictable: int = 0
-    counted_at: int = -1
-
-
-@dataclass(slots=True, eq=False)
 class Pending:
     """A choice that the scheduler has not acted on yet."""
 
@@ -72,6 +53,20 @@ class Pending:
         """Whether something else than KV may keep the request from being scheduled."""
         inputs: bool = self.request.has_encoder_inputs
         return inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """When nothing was feasible. It stays so while nothing here changes and no more blocks are usable."""
+
+    usable_blocks: int
+    queue_changes: int
+    doubts: int
+    references: int
+
+    def holds(self, now: "Stuck") -> bool:
+        """Return whether it is certain that still nothing is feasible."""
+        return now.usable_blocks <= self.usable_blocks and now == replace(self, usable_blocks=now.usable_blocks)
 
 
 class StateAdmission:
@@ -93,7 +88,7 @@ class StateAdmission:
         failed: Callable[[Exception], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.capacity = KvCapacity(scheduler)
+        self.inspector = Inspector(KvCapacity(scheduler), index, ready_at_ms)
         self.log = DecisionLog()
         self.refused_after_feasible = 0
         self.unconfirmed = 0
@@ -103,10 +98,10 @@ class StateAdmission:
         self._failed = failed
         self._clock = clock
         self._plan = AdmissionPlan()
-        self._inspections: dict[Request, Inspection] = {}
         self._pending: Pending | None = None
         self._popped: list[Pending] = []
         self._infeasible_head: Request | None = None
+        self._stuck: Stuck | None = None
 
     @property
     def plan(self) -> AdmissionPlan:
@@ -115,9 +110,9 @@ class StateAdmission:
 
     def use(self, plan: AdmissionPlan) -> None:
         """Put ``plan`` in force from the next decision on."""
-        if plan.cost != self._plan.cost or not plan.inspects:
-            self.forget(list(self._inspections))
         self._plan = plan
+        self.inspector.use(plan.cost)
+        self._stuck = None
 
     # The queue's side -----------------------------------------------------------------------------------
 
@@ -143,10 +138,10 @@ class StateAdmission:
             pending = self._native_choice(request)
         self._popped.append(pending)
 
-    def removed(self, requests: Iterable[Request]) -> None:
+    def removed(self, requests: Sequence[Request]) -> None:
         """Forget requests that were aborted while they waited."""
         self._pending = None
-        self.forget(requests)
+        self._forget(requests)
 
     # The step's side ------------------------------------------------------------------------------------
 
@@ -155,7 +150,7 @@ class StateAdmission:
         for acted_on in self._popped:
             if acted_on.request.status == RequestStatus.RUNNING:
                 self.log.add(acted_on.decision)
-                self.forget((acted_on.request,))
+                self._forget((acted_on.request,))
         self._popped.clear()
         kept, self._pending = self._pending, None
         if kept is not None and kept.request is waiting.chosen and not kept.has_encoder_inputs:
@@ -163,35 +158,27 @@ class StateAdmission:
             self.refused_after_feasible += 1
         waiting.reconsider()
 
-    def forget(self, requests: Iterable[Request]) -> None:
-        """Drop what is known of ``requests``."""
-        for request in requests:
-            inspection = self._inspections.pop(request, None)
-            if inspection is not None:
-                self._index.forget(inspection.prefix)
-            if request is self._infeasible_head:
-                self._infeasible_head = None
-
-    def inspect(self, request: Request) -> ReadyRequest:
-        """Return the request's readiness, cost, demand and feasibility as of now."""
-        return self._inspect(request, self.capacity.usable_blocks())
-
-    def resident_tokens(self, request: Request) -> int:
-        """Return the tokens of the request's last inspected hit; 0 when it has not been looked at."""
-        inspection = self._inspections.get(request)
-        return len(inspection.prefix.blocks) * self.capacity.block_tokens if inspection is not None else 0
+    def _forget(self, requests: Sequence[Request]) -> None:
+        self.inspector.forget(requests)
+        if self._infeasible_head in requests:
+            self._infeasible_head = None
 
     # Gather -> decide -> apply --------------------------------------------------------------------------
 
     def _select(self, waiting: FrontierQueue) -> Request | None:
         policy, now_ms = self._plan.policy, self._clock() * 1000.0
         assert policy is not None  # noqa: S101 - inspects says so
+        circumstances = self._circumstances(waiting)
+        if self._stuck is not None and self._stuck.holds(circumstances):
+            return None
         for _ in range(_CONFIRM_ATTEMPTS):
             candidates = self._frontier(waiting)
-            usable = self.capacity.usable_blocks()
-            ready = [self._inspect(request, usable) for request in candidates]
+            ready = [self.inspector.inspect(request, circumstances.usable_blocks) for request in candidates]
             selection = policy.select(ready, now_ms)
             if selection.request_id is None:
+                # Others in the frontier wait for their grammar; they become candidates without an event.
+                complete = len(candidates) == min(len(waiting), self._plan.frontier)
+                self._stuck = circumstances if complete else None
                 self._note_nothing_feasible(waiting, selection, ready, now_ms)
                 return None
             winner = next(
@@ -199,10 +186,16 @@ class StateAdmission:
                 for request, value in zip(candidates, ready, strict=True)
                 if value.request_id == selection.request_id
             )
-            if self._confirmed(winner):
+            if self.inspector.confirmed(winner):
                 self._remember(winner, selection, ready, reordered=winner is not waiting[0])
                 return winner
+            self.unconfirmed += 1
         return None
+
+    def _circumstances(self, waiting: FrontierQueue) -> Stuck:
+        return Stuck(
+            self.inspector.capacity.usable_blocks(), waiting.changes, self._index.doubts, self._index.references
+        )
 
     def _frontier(self, waiting: FrontierQueue) -> list[Request]:
         """Return the admissible requests among the first of the queue.
@@ -216,64 +209,6 @@ class StateAdmission:
             if request.status in _ADMISSIBLE
             or (request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR and self._native_unblock(request))
         ]
-
-    def _inspect(self, request: Request, usable_blocks: int) -> ReadyRequest:
-        inspection = self._inspections.get(request)
-        if inspection is None or inspection.tokens != request.num_tokens:
-            inspection = self._first_look(request)
-        if not inspection.prefix.current:
-            self._follow(inspection)
-        ready = inspection.ready
-        feasible = self._fits(inspection, usable_blocks)
-        if ready.feasible != feasible:
-            ready = inspection.ready = replace(ready, feasible=feasible)
-        return ready
-
-    def _fits(self, inspection: Inspection, usable_blocks: int) -> bool:
-        """Return the allocator's answer; counts the hit's unused blocks only where they decide it."""
-        new_blocks = inspection.ready.additional_kv_blocks
-        if inspection.full_blocks <= usable_blocks:
-            return True
-        if new_blocks > usable_blocks:
-            return False
-        if inspection.counted_at != self._index.references:
-            inspection.counted_at = self._index.references
-            inspection.evictable = inspection.prefix.evictable()
-        return new_blocks + inspection.evictable <= usable_blocks
-
-    def _first_look(self, request: Request) -> Inspection:
-        self.forget((request,))
-        inspection = Inspection(
-            prefix=ResidentPrefix(request.block_hashes, self.capacity.hit_limit(request)),
-            tokens=request.num_tokens,
-            full_blocks=self.capacity.full_blocks(request),
-            ready=ReadyRequest(request.request_id, self._ready_at_ms(request)),
-        )
-        self._inspections[request] = inspection
-        return inspection
-
-    def _follow(self, inspection: Inspection) -> None:
-        """Bring hit, cost and demand up to date after the pool's events."""
-        self._index.refresh(inspection.prefix)
-        inspection.counted_at = -1
-        hit_blocks = len(inspection.prefix.blocks)
-        inspection.ready = replace(
-            inspection.ready,
-            state_cost_ms=self._cost_ms(inspection.tokens - hit_blocks * self.capacity.block_tokens),
-            additional_kv_blocks=inspection.full_blocks - hit_blocks,
-        )
-
-    def _cost_ms(self, prefill_tokens: int) -> float:
-        cost = self._plan.cost
-        return cost.cost_ms(StateWork(prefill_tokens)) if cost is not None else 0.0
-
-    def _confirmed(self, winner: Request) -> bool:
-        inspection = self._inspections[winner]
-        if self.capacity.confirm(winner, inspection.prefix.blocks):
-            return True
-        self.unconfirmed += 1
-        self.forget((winner,))
-        return False
 
     def _remember(self, winner: Request, selection: Selection, ready: list[ReadyRequest], *, reordered: bool) -> None:
         self._pending = Pending(

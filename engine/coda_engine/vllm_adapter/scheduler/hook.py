@@ -33,7 +33,7 @@ class StepListener(Protocol):
         ...
 
 
-def hook_construction(scheduler_class: type[Scheduler], built: Callable[[Scheduler], None]) -> None:
+def hook_construction(scheduler_class: type[Scheduler], built: Callable[[Scheduler], object]) -> None:
     """Call ``built`` with each scheduler right after its construction; an error in it is logged only."""
     original = scheduler_class.__init__
     if hasattr(original, _MARK):

@@ -1,6 +1,6 @@
 """vLLM's waiting queue with one change: the head is chosen when the scheduler looks at it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
@@ -18,7 +18,7 @@ class HeadChooser(Protocol):
         """Take note that the scheduler took ``request``, to run it or to skip it for this step."""
         ...
 
-    def removed(self, requests: Iterable[Request]) -> None:
+    def removed(self, requests: Sequence[Request]) -> None:
         """Take note that ``requests`` left the queue without being scheduled."""
         ...
 
@@ -28,12 +28,16 @@ class FrontierQueue(FCFSRequestQueue):
 
     The scheduler peeks, decides and pops; the choice is therefore remembered from the first peek until the
     next pop or any other change of the queue, so that what is popped is what was peeked.
+
+    Attributes:
+        changes: Grows whenever requests come, leave or are put back.
     """
 
     def __init__(self, chooser: HeadChooser, waiting: Iterable[Request] = ()) -> None:
         super().__init__(waiting)
         self._chooser = chooser
         self._chosen: Request | None = None
+        self.changes = 0
 
     @property
     def chosen(self) -> Request | None:
@@ -59,34 +63,38 @@ class FrontierQueue(FCFSRequestQueue):
     def pop_request(self) -> Request:
         """Return and remove the head that was peeked."""
         request = super().pop_request()
-        self._chosen = None
+        self._changed()
         self._chooser.popped(request)
         return request
 
     def add_request(self, request: Request) -> None:
         """Append ``request``."""
-        self._chosen = None
+        self._changed()
         super().add_request(request)
 
     def prepend_request(self, request: Request) -> None:
         """Put ``request`` (a preempted one) at the head."""
-        self._chosen = None
+        self._changed()
         super().prepend_request(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         """Put back the requests that the scheduler skipped in this step."""
-        self._chosen = None
+        self._changed()
         super().prepend_requests(requests)
 
     def remove_request(self, request: Request) -> None:
         """Remove an aborted request."""
-        self._chosen = None
+        self._changed()
         super().remove_request(request)
         self._chooser.removed((request,))
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Remove aborted requests."""
-        self._chosen = None
+        self._changed()
         leaving = list(requests)
         super().remove_requests(leaving)
         self._chooser.removed(leaving)
+
+    def _changed(self) -> None:
+        self._chosen = None
+        self.changes += 1

@@ -56,10 +56,12 @@ class ResidencyIndex:
 
     Attributes:
         references: Grows whenever blocks may have become used or unused.
+        doubts: Grows whenever an event made a prefix doubtful.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self.references = 0
+        self.doubts = 0
         self._pool = pool
         self._holders: dict[int, dict[ResidentPrefix, int]] = {}
         self._expecting: dict[BlockHashWithGroupId, set[ResidentPrefix]] = {}
@@ -142,17 +144,21 @@ class ResidencyIndex:
             self._expecting.setdefault(missing, set()).add(prefix)
         prefix.missing = missing
 
+    def _doubt(self, prefix: ResidentPrefix, position: int) -> None:
+        self.doubts += 1
+        prefix.stale_from = min(prefix.stale_from, position)
+
     def _insert_and_notify(self, key: BlockHashWithGroupId, *args: Any, **kwargs: Any) -> None:
         self._insert(key, *args, **kwargs)
         for prefix in self._expecting.get(key, ()):
-            prefix.stale_from = min(prefix.stale_from, len(prefix.blocks))
+            self._doubt(prefix, len(prefix.blocks))
 
     def _remove_and_notify(self, block: KVCacheBlock) -> list[BlockHashWithGroupId]:
         removed: list[BlockHashWithGroupId] = self._remove(block)
         registered = self._holders.get(block.block_id)
         if registered is not None:
             for prefix, position in registered.items():
-                prefix.stale_from = min(prefix.stale_from, position)
+                self._doubt(prefix, position)
         if self._eviction_listener is not None:
             for key in removed:
                 self._eviction_listener(key)
@@ -163,7 +169,7 @@ class ResidencyIndex:
         self.references += 1
         for registered in self._holders.values():
             for prefix in registered:
-                prefix.stale_from = 0
+                self._doubt(prefix, 0)
         return done
 
     def _touch_and_count(self, blocks: Sequence[KVCacheBlock]) -> None:

@@ -115,7 +115,7 @@ class SnapshotGatherer:
         return prefilling + sum(request.num_tokens - self._resident_tokens(request) for request in waiting)
 
     def _resident_tokens(self, request: Request) -> int:
-        known = self._admission.resident_tokens(request) if self._admission is not None else 0
+        known = self._admission.inspector.resident_tokens(request) if self._admission is not None else 0
         return max(known, request.num_computed_tokens)
 
     def _oldest_wait_ms(self, waiting: list[Request], now_ms: float) -> float:
@@ -125,10 +125,12 @@ class SnapshotGatherer:
         demand: dict[int, int] = {}
         if self._admission is None:
             return demand
+        inspector = self._admission.inspector
+        usable_blocks = inspector.capacity.usable_blocks()
         for request in islice(waiting, FRONTIER_REQUESTS):
             tier = self._tier(request)
             if tier not in demand and request.num_computed_tokens == 0:
-                demand[tier] = self._admission.inspect(request).additional_kv_blocks
+                demand[tier] = inspector.inspect(request, usable_blocks).additional_kv_blocks
         return demand
 
     def _counters(self) -> StepCounters:

@@ -1,15 +1,14 @@
 """What a person sees with ``kubectl get codacluster -w``: every change of a condition, recorded."""
 
+import json
 import subprocess
 import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kubectl import Kubectl
-
-_LINE = '{range .status.conditions[*]}{.type}={.status}/{.reason} {end}{"\\n"}'
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Recorder:
 
     def __init__(self, kubectl: Kubectl, name: str) -> None:
         command = ["kubectl", "--namespace", kubectl.namespace, "get", "codacluster", name, "--watch"]
-        command += ["-o", f"jsonpath={_LINE}"]
+        command += ["-o", "json"]  # kubectl's jsonpath prints a range only once in a watch
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=kubectl.env)
         self._started_s = time.monotonic()
         self._seen: dict[str, tuple[str, str]] = {}
@@ -69,11 +68,17 @@ class Recorder:
         )
 
     def _read(self) -> None:
+        text: list[str] = []
         for line in self._process.stdout or ():
-            for word in line.split():
-                condition, _, rest = word.partition("=")
-                status, _, reason = rest.partition("/")
-                if self._seen.get(condition) != (status, reason):
-                    self._seen[condition] = (status, reason)
-                    at_s = time.monotonic() - self._started_s
-                    self._transitions.append(Transition(at_s, condition, status, reason))
+            text.append(line)
+            if line.rstrip() == "}":  # the end of one object, as kubectl prints it
+                self._see(json.loads("".join(text)))
+                text.clear()
+
+    def _see(self, cluster: dict[str, Any]) -> None:
+        at_s = time.monotonic() - self._started_s
+        for item in cluster.get("status", {}).get("conditions", []):
+            now = (item["status"], item["reason"])
+            if self._seen.get(item["type"]) != now:
+                self._seen[item["type"]] = now
+                self._transitions.append(Transition(at_s, item["type"], *now))

@@ -78,7 +78,8 @@ class Watchdog:
         found: set[Key] = set()
         for namespace in self._namespaces:
             for item in await self._kube.find(CODA_CLUSTERS, namespace):
-                found.add(Key(item["metadata"]["namespace"], item["metadata"]["name"]))
+                if "deletionTimestamp" not in item["metadata"]:  # one that somebody's finalizer holds has no loop
+                    found.add(Key(item["metadata"]["namespace"], item["metadata"]["name"]))
         unannounced = found - self._loops.keys
         self._missed |= unannounced & self._suspects
         self._suspects = frozenset(unannounced)

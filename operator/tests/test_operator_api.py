@@ -20,6 +20,7 @@ from coda_operator.desired.cluster import possible_children
 from coda_operator.errors import ApiError
 from coda_operator.kube.client import KubeClient, login
 from coda_operator.kube.resources import CODA_CLUSTERS, DEPLOYMENTS, JOBS, Ref
+from coda_operator.loops import Loops
 from coda_operator.observe import Key, observe, read_cluster
 from coda_operator.profile_object import profile_object
 from coda_operator.reconcile import Reconciler
@@ -243,8 +244,6 @@ async def test_quantities_may_be_numbers(kube: KubeClient, namespace: str):
 async def test_the_watchdog_notices_a_cluster_that_no_watch_announced(
     kube: KubeClient, reconciler: Reconciler, namespace: str
 ):
-    from coda_operator.loops import Loops
-
     await make(kube, namespace)
     loops = Loops(reconciler.reconcile)
     watchdog = Watchdog(kube, loops, [namespace])
@@ -255,6 +254,22 @@ async def test_the_watchdog_notices_a_cluster_that_no_watch_announced(
     with pytest.raises(RuntimeError, match=f"did not announce {namespace}/{NAME}"):
         watchdog.check()
     await loops.close()
+
+
+async def test_the_watchdog_does_not_wait_for_a_cluster_that_is_going(kube: KubeClient, namespace: str):
+    held = item(namespace)
+    held["metadata"]["finalizers"] = ["example.com/held"]
+    stored = await kube.create(held)
+    await kube.delete(Ref("CodaCluster", NAME), namespace, stored["metadata"]["uid"])
+
+    async def never(_: Key) -> float | None:
+        raise AssertionError("woken")
+
+    watchdog = Watchdog(kube, Loops(never), [namespace])
+    for _ in range(3):
+        await watchdog.look()
+    assert watchdog.check() == "0 CodaClusters"
+    await kube.merge(Ref("CodaCluster", NAME), namespace, {"metadata": {"finalizers": []}})
 
 
 async def test_deleting_a_vanished_object_is_no_error(kube: KubeClient, namespace: str):

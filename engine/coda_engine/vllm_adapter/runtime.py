@@ -21,7 +21,7 @@ from coda_engine.vllm_adapter.identity.hook import IdentityRules
 from coda_engine.vllm_adapter.identity.table import IdentityTable
 from coda_engine.vllm_adapter.keys import full_key_or_derived
 from coda_engine.vllm_adapter.log import logger
-from coda_engine.vllm_adapter.scheduler.admission import AdmissionPlan, StateAdmission
+from coda_engine.vllm_adapter.scheduler.admission import StateAdmission
 from coda_engine.vllm_adapter.scheduler.hook import hook_steps
 from coda_engine.vllm_adapter.scheduler.queue import FrontierQueue
 from coda_engine.vllm_adapter.scheduler.residency import ResidencyIndex
@@ -239,7 +239,7 @@ class EngineRuntime:
     def _admission_failed(self, error: Exception) -> None:
         self.capabilities.close_after_error(Feature.STATE_ADMISSION, error)
         if self.admission is not None:
-            self.admission.use(AdmissionPlan())
+            self.admission.stop()
 
     def _telemetry_failed(self, error: Exception) -> None:
         self.capabilities.close_after_error(Feature.SNAPSHOT, error)

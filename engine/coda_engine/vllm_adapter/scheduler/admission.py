@@ -114,6 +114,11 @@ class StateAdmission:
         self.inspector.use(plan.cost)
         self._stuck = None
 
+    def stop(self) -> None:
+        """Leave every decision to vLLM from now on; touches nothing that an error may have left half done."""
+        self._plan = AdmissionPlan()
+        self._stuck = None
+
     # The queue's side -----------------------------------------------------------------------------------
 
     def choose(self, waiting: FrontierQueue) -> Request | None:
@@ -134,14 +139,20 @@ class StateAdmission:
     def popped(self, request: Request) -> None:
         """Remember the choice that the scheduler acted on; :meth:`end_step` sees what became of it."""
         pending, self._pending = self._pending, None
-        if pending is None or pending.request is not request:
-            pending = self._native_choice(request)
-        self._popped.append(pending)
+        try:
+            if pending is None or pending.request is not request:
+                pending = self._native_choice(request)
+            self._popped.append(pending)
+        except Exception as error:
+            self._failed(error)
 
     def removed(self, requests: Sequence[Request]) -> None:
         """Forget requests that were aborted while they waited."""
         self._pending = None
-        self._forget(requests)
+        try:
+            self._forget(requests)
+        except Exception as error:
+            self._failed(error)
 
     # The step's side ------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +99,7 @@ def start_server(model_folder: Path, folder: Path) -> Server:
         "--model": str(model_folder), "--served-model-name": "smollm2", "--host": "127.0.0.1", "--port": str(port),
         "--dtype": "float32", "--kv-cache-memory-bytes": "220000000", "--block-size": "32",
         "--max-num-batched-tokens": "256", "--max-num-seqs": "4", "--max-model-len": "4096",
+        "--shutdown-timeout": "120",
     }  # fmt: skip
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
     with log.open("wb") as output:
@@ -233,16 +235,24 @@ def test_hostile_bodies_are_overridden_and_counted(server):
 
 def test_the_stream_of_snapshots_tells_new_versions_and_beats_while_idle(server):
     server.snapshot_when(lambda snapshot: snapshot.running == 0)
-    version = server.snapshot().version
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-    connection.request("GET", f"{interface.SNAPSHOT_PATH}?since=0", headers={"authorization": f"Bearer {TOKEN}"})
-    stream = connection.getresponse()
-    first = EngineSnapshot.from_json(stream.readline())
-    beat = EngineSnapshot.from_json(stream.readline())
-    assert first.version == beat.version >= version
-    assert server.chat("Count to ten.", signed("s2"), max_tokens=8)[0] == 200
-    assert EngineSnapshot.from_json(stream.readline()).version > beat.version
-    connection.close()
+    with snapshot_stream(server) as lines:
+        seen = [next(lines)]
+        while len(seen) < 2 or seen[-1].version != seen[-2].version:
+            seen.append(next(lines))
+        assert server.chat("Count to ten.", signed("s2"), max_tokens=8)[0] == 200
+        assert next(lines).version > seen[-1].version
+
+
+@contextmanager
+def snapshot_stream(server: Server) -> Iterator[Iterator[EngineSnapshot]]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
+    try:
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        connection.request("GET", f"{interface.SNAPSHOT_PATH}?since=0", headers=headers)
+        stream = connection.getresponse()
+        yield (EngineSnapshot.from_json(line) for line in iter(stream.readline, b""))
+    finally:
+        connection.close()
 
 
 def test_a_client_that_leaves_frees_the_engine(server):
@@ -275,9 +285,20 @@ def test_metrics_carry_coda_s_counters(server):
         assert line in text
 
 
-def test_a_server_told_to_stop_leaves_no_page_and_no_process(server):
+def test_a_server_told_to_stop_says_so_finishes_its_work_and_leaves_nothing(server):
     assert list(server.pages.glob("coda-page-*"))
-    server.process.send_signal(signal.SIGTERM)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    body = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 150, "stream": True, "ignore_eos": True}
+    with snapshot_stream(server) as lines:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.readline().startswith(b"data:")
+        server.process.send_signal(signal.SIGTERM)
+        while not (snapshot := next(lines)).draining:
+            assert snapshot.running <= 1
+        assert answer.read().rstrip().endswith(b"[DONE]")
+        assert all(snapshot.draining for snapshot in lines)
+    connection.close()
     server.process.wait(WAIT_S)
     assert list(server.pages.iterdir()) == []
     deadline_s = time.monotonic() + WAIT_S

@@ -26,7 +26,12 @@ _CORE = "vllm.v1.engine.core:EngineCore"
 _STEP = (f"{_SCHEDULER}._update_after_schedule", f"{_SCHEDULER}.get_request_counts", f"{_SCHEDULER}._free_request")
 
 TOUCHED: Mapping[Feature, tuple[str, ...]] = {
-    Feature.SNAPSHOT: (*_STEP, "vllm.v1.engine.core:EngineCore.step"),
+    Feature.SNAPSHOT: (
+        *_STEP,
+        "vllm.v1.engine.core:EngineCore.step",
+        "vllm.v1.engine.core:EngineCoreProc._handle_shutdown",
+        "vllm.v1.engine.core:EngineCoreProc.is_running",
+    ),
     Feature.EXECUTION_ADMISSION: _STEP,
     Feature.IDENTITY: (
         f"{_CORE}.preprocess_add_request",

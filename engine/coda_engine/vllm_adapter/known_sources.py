@@ -31,6 +31,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core:EngineCore.preprocess_add_request": ("0571123ab7416ec5",),
     "vllm.v1.engine.core:EngineCore.step": ("3578106e4fa3ad70",),
     "vllm.v1.engine.core:EngineCoreProc._handle_client_request": ("5d8b030e6999b209",),
+    "vllm.v1.engine.core:EngineCoreProc._handle_shutdown": ("3bf17fdd57ff5692",),
     "vllm.v1.engine.core:EngineCoreProc._invoke_utility_method": ("ee5a75e874506f2d",),
+    "vllm.v1.engine.core:EngineCoreProc.is_running": ("aa9995a3d681244a",),
     "vllm.v1.request:Request.from_engine_core_request": ("34d1628579495443",),
 }

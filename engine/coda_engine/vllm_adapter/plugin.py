@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.request import Request
 
 from coda_engine.contract.reasons import Feature
@@ -41,6 +41,8 @@ def register() -> None:
 def install(config: AdapterConfig, gates: Mapping[Feature, Gate]) -> None:
     """Hook Coda into vLLM's classes, once in a process, as far as the gates let it."""
     hook_construction(Scheduler, lambda scheduler: EngineRuntime.attach(scheduler, config, gates))
+    if gates[Feature.SNAPSHOT].open:
+        _hook_shutdown(EngineCoreProc)
     if gates[Feature.IDENTITY].open:
         _hook_identity(EngineCore)
     if gates[Feature.LIVE_SETTINGS].open:
@@ -76,6 +78,24 @@ def _hook_identity(core_class: type[EngineCore]) -> None:
 
     identify_and_preprocess.coda_hooked = True  # type: ignore[attr-defined]
     core_class.preprocess_add_request = identify_and_preprocess
+
+
+def _hook_shutdown(process_class: type[EngineCoreProc]) -> None:
+    original = process_class._handle_shutdown
+    if hasattr(original, "coda_hooked"):
+        return
+
+    @functools.wraps(original)
+    def handle_and_tell(self: EngineCoreProc) -> bool:
+        goes_on: bool = original(self)
+        if not self.is_running():
+            runtime: EngineRuntime | None = getattr(self.scheduler, RUNTIME_ATTRIBUTE, None)
+            if runtime is not None:
+                runtime.shutdown_requested()
+        return goes_on
+
+    handle_and_tell.coda_hooked = True  # type: ignore[attr-defined]
+    process_class._handle_shutdown = handle_and_tell
 
 
 def _add_utilities(core_class: type[EngineCore]) -> None:

@@ -53,6 +53,7 @@ class EngineRuntime:
         self.instance_id = uuid.uuid4().hex
         self.identities = IdentityTable()
         self.steps = StepObserver()
+        self.shutting_down = False
         self._scheduler = scheduler
         self._identity_rules = self._build_identity_rules(config)
         key, key_problem = full_key_or_derived(scheduler.vllm_config, config.spec_key, scheduler.block_size)
@@ -120,6 +121,17 @@ class EngineRuntime:
             self.identities.drop(request.request_id)
             if self.admission is not None:
                 self.admission.inspector.forget((request,))
+        except Exception as error:
+            self._telemetry_failed(error)
+
+    def shutdown_requested(self) -> None:
+        """Tell readers that the engine takes no new requests; it may still work through those that it has."""
+        if self.shutting_down:
+            return
+        self.shutting_down = True
+        try:
+            if self._board is not None:
+                self._board.after_update(idle=True)
         except Exception as error:
             self._telemetry_failed(error)
 
@@ -191,7 +203,7 @@ class EngineRuntime:
             return None
         gatherer = SnapshotGatherer(
             self._scheduler, self.instance_id, self.identities, self.steps, self.admission,
-            self.capabilities.snapshot, self._digests,
+            self.capabilities.snapshot, self._digests, lambda: self.shutting_down,
         )  # fmt: skip
         decisions = self.admission.log.encode if self.admission is not None else None
         owned_here = config.owns_pages(os.getpid())

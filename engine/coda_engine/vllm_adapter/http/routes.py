@@ -92,16 +92,22 @@ def _add_writes(router: APIRouter, apply_settings: Apply, apply_profile: Apply) 
 
 
 async def _snapshots(reader: PagesReader, request: Request, since: int) -> AsyncIterator[bytes]:
-    """Yield each newer snapshot as a line, and the latest one again after a second without change."""
+    """Yield each newer snapshot as a line, the latest one again after a second without change, until the end."""
     loop = asyncio.get_running_loop()
     version, sent_at_s = since, float("-inf")
-    while not await request.is_disconnected():
+    while not (_stopping(request) or await request.is_disconnected()):
         content = reader.snapshot()
         now_s = loop.time()
         if content.version != version or now_s - sent_at_s >= interface.SNAPSHOT_HEARTBEAT_S:
             version, sent_at_s = content.version, now_s
             yield content.payload + b"\n"
         await asyncio.sleep(interface.SNAPSHOT_INTERVAL_S)
+
+
+def _stopping(request: Request) -> bool:
+    """Return whether the server wants to end: it waits for open streams, which therefore must end themselves."""
+    server = getattr(request.app.state, "server", None)
+    return bool(getattr(server, "should_exit", False))
 
 
 async def _body(request: Request, limit: int) -> str:

@@ -36,6 +36,7 @@ class SnapshotGatherer:
         admission: StateAdmission | None,
         capabilities: Callable[[], dict[Feature, Capability]],
         digests: Callable[[], Digests],
+        shutting_down: Callable[[], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._scheduler = scheduler
@@ -45,6 +46,7 @@ class SnapshotGatherer:
         self._admission = admission
         self._capabilities = capabilities
         self._digests = digests
+        self._shutting_down = shutting_down
         self._clock = clock
         self._started_at_s = clock()
         names = scheduler.vllm_config.model_config.served_model_name
@@ -67,7 +69,7 @@ class SnapshotGatherer:
             version=0,
             published_at_s=now_s,
             started_at_s=self._started_at_s,
-            draining=scheduler.pause_state != PauseState.UNPAUSED,
+            draining=self._shutting_down() or scheduler.pause_state != PauseState.UNPAUSED,
             served_models=self._served_models,
             max_context_tokens=scheduler.max_model_len,
             max_running=scheduler.max_num_running_reqs,

@@ -43,7 +43,7 @@ crds: install-dev ## Write crds/ and the chart's copy from the declaration in op
 
 .PHONY: lab-up
 lab-up: ## Start a real Kubernetes node as plain processes (root; builds its binaries when absent)
-	e2e/lab/lab up && e2e/lab/lab dns up
+	e2e/lab/lab up
 
 .PHONY: lab-down
 lab-down: ## Stop the lab and remove all that it left

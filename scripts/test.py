@@ -114,7 +114,7 @@ def all_suites(*, long: bool) -> list[Suite]:
         Suite(
             "cluster",
             "operator, chart and end-to-end cases on a real Kubernetes",
-            (() if own_cluster() else ((LAB, "up"), (LAB, "dns", "up")))
+            (() if own_cluster() else ((LAB, "up"),))
             + ((*pytest, "-m", "cluster and not gpu", "operator/tests", "e2e/cases"),),
             missing_cluster,
             cleanup=() if own_cluster() else ((LAB, "down"),),
@@ -144,13 +144,16 @@ def missing_cluster() -> str | None:
 
 
 def start_lab_build() -> subprocess.Popen[bytes] | None:
-    """Build the lab's binaries beside the first suites: minutes on a new machine, nothing on a warm one."""
+    """Build the lab's programs and base image beside the first suites: minutes once, nothing on a warm machine."""
     if own_cluster() or missing_cluster() is not None:
         return None
     (ROOT / "build").mkdir(exist_ok=True)
     with (ROOT / "build/lab-build.log").open("wb") as log:
         return subprocess.Popen(
-            ["sh", "-c", f"nice -n 10 {LAB} deps && nice -n 10 {LAB} build"], cwd=ROOT, stdout=log, stderr=log
+            ["sh", "-c", f"{LAB} deps && {LAB} build && {LAB} build helm && {LAB} image base"],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
         )
 
 

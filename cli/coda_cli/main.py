@@ -1,12 +1,12 @@
 """The ``coda`` command: a group whose subcommands are imported only when they are used."""
 
 import sys
-from importlib import import_module
 from importlib.metadata import version as distribution_version
 
 import click
 
 from coda_cli.errors import CliError
+from coda_cli.lazy_group import LazyGroup
 from coda_engine.contract.errors import ContractError
 
 _COMMANDS: dict[str, tuple[str, str]] = {
@@ -23,31 +23,12 @@ _COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class LazyGroup(click.Group):
-    """A group that knows its commands' names and help, and imports a command when it is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of the table."""
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command called ``cmd_name``, importing its module now."""
-        if cmd_name not in _COMMANDS:
-            return None
-        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command)  # noqa: S101 - the table above is ours
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without importing any of them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (_, about) in _COMMANDS.items()])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-def coda() -> None:
-    """Coda: vLLM on Kubernetes for coding agents, and the same on one machine."""
+coda = LazyGroup(
+    _COMMANDS,
+    name="coda",
+    help="Coda: vLLM on Kubernetes for coding agents, and the same on one machine.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @click.command()

@@ -220,7 +220,7 @@ class CodaClusterSpec(AuthoredModel):
             DocumentError: One line for each wrong field: its path, what is allowed, what was given.
         """
         try:
-            return cls.model_validate(spec)
+            return cls.model_validate(spec, by_alias=True, by_name=False)
         except ValidationError as error:
             raise DocumentError(describe_validation_error(error, "spec")) from error
 

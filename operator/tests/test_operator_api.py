@@ -41,7 +41,8 @@ def kubeconfig() -> Iterator[Path]:
     """The cluster, with the CRDs as generated."""
     path = Path(os.environ.get("KUBECONFIG") or LAB_KUBECONFIG)
     if not path.exists():
-        pytest.skip("no cluster: run `make lab-up`, or set KUBECONFIG")
+        give_up = pytest.fail if os.environ.get("CODA_REQUIRE_ALL") == "1" else pytest.skip
+        give_up("no cluster: run `make lab-up`, or set KUBECONFIG")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(path))
         for definition in (coda_cluster_definition(), coda_profile_definition()):

@@ -14,6 +14,7 @@ def parse(**spec):
     ("spec", "message"),
     [
         ({"engin": {}}, r"spec\.engin: unknown field"),
+        ({"engine": {"max_running": 4}}, r"spec\.engine\.max_running: unknown field"),
         ({"engine": {"replicas": 0}}, r"spec\.engine\.replicas: at least 1: this version has no scale-to-zero"),
         ({"engine": {"replicas": "two"}}, r"spec\.engine\.replicas: .*integer"),
         ({"engine": {"device": "tpu"}}, r"spec\.engine\.device: .*'cpu' or 'cuda' \(given: 'tpu'\)"),

@@ -11,7 +11,11 @@ from coda_engine.contract.errors import DocumentError, describe_validation_error
 
 
 class AuthoredModel(BaseModel):
-    """A document that a person writes (YAML, CRD, settings): camelCase, unknown fields refused."""
+    """A document that a person writes (YAML, CRD, settings): camelCase, unknown fields refused.
+
+    Code builds these by their Python names; documents are parsed with ``by_name=False``, so that everything
+    reads the same spelling that the CRD asks for.
+    """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 

@@ -152,6 +152,6 @@ class Settings(AuthoredModel):
             DocumentError: not JSON, an unknown field or an impossible value; names each field.
         """
         try:
-            return cls.model_validate_json(data)
+            return cls.model_validate_json(data, by_alias=True, by_name=False)
         except ValidationError as error:
             raise DocumentError(describe_validation_error(error, "settings")) from error

@@ -25,6 +25,7 @@ from coda_engine.contract.snapshot import EngineSnapshot, SessionDelta, session_
 
 START_S = 420
 WAIT_S = 30
+NAMES = ["smollm2", "an-alias"]
 SECRET, TOKEN = "the cluster's secret", "the internal token"
 
 
@@ -96,12 +97,19 @@ def start_server(model_folder: Path, folder: Path) -> Server:
     }
     port, log = free_port(), folder / "server.log"
     arguments = {
-        "--model": str(model_folder), "--served-model-name": "smollm2", "--host": "127.0.0.1", "--port": str(port),
+        "--model": str(model_folder), "--host": "127.0.0.1", "--port": str(port),
         "--dtype": "float32", "--kv-cache-memory-bytes": "220000000", "--block-size": "32",
         "--max-num-batched-tokens": "256", "--max-num-seqs": "4", "--max-model-len": "4096",
         "--shutdown-timeout": "120",
     }  # fmt: skip
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--enforce-eager",
+        "--served-model-name",
+        *NAMES,
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *(part for pair in arguments.items() for part in pair)],
@@ -149,8 +157,8 @@ def test_internal_endpoints_ask_for_the_token_and_public_ones_do_not(server):
 
 
 def test_the_snapshot_of_a_new_engine_says_what_is_on_and_why_not(server):
-    snapshot = server.snapshot()
-    assert snapshot.served_models == ["smollm2"]
+    snapshot = server.snapshot_when(lambda now: len(now.served_models) > 1)
+    assert snapshot.served_models == NAMES
     assert (snapshot.waiting, snapshot.running, snapshot.max_running) == (0, 0, 4)
     assert snapshot.capabilities[Feature.IDENTITY].enabled
     state = snapshot.capabilities[Feature.STATE_ADMISSION]

@@ -27,6 +27,7 @@ from coda_engine.vllm_adapter.telemetry.pages import CAPACITIES, SNAPSHOT_PAGE
 
 APPLY_SETTINGS = "coda_apply_settings"
 APPLY_PROFILE = "coda_apply_profile"
+SERVE_AS = "coda_serve_as"
 
 
 def register() -> None:
@@ -107,6 +108,10 @@ def _add_utilities(core_class: type[EngineCore]) -> None:
     def apply_profile(self: EngineCore, document: str) -> dict[str, str]:
         return _runtime(self).apply_profile(document)
 
+    def serve_as(self: EngineCore, names: list[str]) -> None:
+        _runtime(self).serve_as(names)
+
+    setattr(core_class, SERVE_AS, serve_as)
     setattr(core_class, APPLY_SETTINGS, apply_settings)
     setattr(core_class, APPLY_PROFILE, apply_profile)
 

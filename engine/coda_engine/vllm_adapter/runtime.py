@@ -70,6 +70,7 @@ class EngineRuntime:
         self._apply_control()
         self.capabilities.set(Feature.LIVE_SETTINGS, True, Reason.ENABLED)
         self.capabilities.set(Feature.KV_SHADOW, False, Reason.NOT_AVAILABLE, "not in this version")
+        self._gatherer: SnapshotGatherer | None = None
         self._board = self._build_board(config)
 
     @classmethod
@@ -158,6 +159,12 @@ class EngineRuntime:
         self._control_changed()
         return {"digest": profile.digest()}
 
+    def serve_as(self, names: list[str]) -> None:
+        """Publish every name that the API process answers to; EngineCore itself knows only the first."""
+        if self._gatherer is not None and self._board is not None:
+            self._gatherer.served_models = names
+            self._board.after_update(idle=True)
+
     # Put together ---------------------------------------------------------------------------------------
 
     def _build_identity_rules(self, config: AdapterConfig) -> IdentityRules:
@@ -201,14 +208,14 @@ class EngineRuntime:
             detail = f"no shared-memory pages in {config.page_dir}"
             self.capabilities.close(Feature.SNAPSHOT, Reason.UNSUPPORTED_CONFIGURATION, detail)
             return None
-        gatherer = SnapshotGatherer(
+        self._gatherer = SnapshotGatherer(
             self._scheduler, self.instance_id, self.identities, self.steps, self.admission,
             self.capabilities.snapshot, self._digests, lambda: self.shutting_down,
         )  # fmt: skip
         decisions = self.admission.log.encode if self.admission is not None else None
         owned_here = config.owns_pages(os.getpid())
         try:
-            board = Board(config.page_files, gatherer, self._sessions, decisions, owned_here=owned_here)
+            board = Board(config.page_files, self._gatherer, self._sessions, decisions, owned_here=owned_here)
         except (OSError, ValueError) as error:
             self.capabilities.close(Feature.SNAPSHOT, Reason.UNSUPPORTED_CONFIGURATION, f"{config.page_files}: {error}")
             return None

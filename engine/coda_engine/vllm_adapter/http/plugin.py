@@ -11,7 +11,7 @@ from coda_engine.vllm_adapter.http.metrics import EngineMetrics
 from coda_engine.vllm_adapter.http.reader import PagesReader
 from coda_engine.vllm_adapter.http.routes import build_router
 from coda_engine.vllm_adapter.log import logger
-from coda_engine.vllm_adapter.plugin import APPLY_PROFILE, APPLY_SETTINGS
+from coda_engine.vllm_adapter.plugin import APPLY_PROFILE, APPLY_SETTINGS, SERVE_AS
 
 
 class CodaEndpoints:
@@ -37,6 +37,7 @@ class CodaEndpoints:
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Take the engine's client for the two endpoints that change the engine, and export metrics."""
         self._engine_client = engine_client
+        await self._tell_names(args.served_model_name or [args.model])
         REGISTRY.register(EngineMetrics(self._reader))
 
     async def _apply_settings(self, document: str) -> dict[str, str]:
@@ -44,6 +45,12 @@ class CodaEndpoints:
 
     async def _apply_profile(self, document: str) -> dict[str, str]:
         return await self._call(APPLY_PROFILE, document)
+
+    async def _tell_names(self, names: list[str]) -> None:
+        try:
+            await self._engine_client.engine_core.call_utility_async(SERVE_AS, names)
+        except Exception as error:
+            logger.warning("coda: the snapshot shows only the model's first name: %s", error)
 
     async def _call(self, utility: str, document: str) -> dict[str, str]:
         if self._engine_client is None:

@@ -25,7 +25,11 @@ class Digests:
 
 
 class SnapshotGatherer:
-    """Reads the scheduler; changes nothing but the inspection cache."""
+    """Reads the scheduler; changes nothing but the inspection cache.
+
+    Attributes:
+        served_models: Names under which requests may ask for the model.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class SnapshotGatherer:
         self._clock = clock
         self._started_at_s = clock()
         names = scheduler.vllm_config.model_config.served_model_name
-        self._served_models = [names] if isinstance(names, str) else list(names or ())
+        self.served_models = [names] if isinstance(names, str) else list(names or ())
 
     def population(self) -> tuple[int, int]:
         """Return running and waiting requests."""
@@ -70,7 +74,7 @@ class SnapshotGatherer:
             published_at_s=now_s,
             started_at_s=self._started_at_s,
             draining=self._shutting_down() or scheduler.pause_state != PauseState.UNPAUSED,
-            served_models=self._served_models,
+            served_models=self.served_models,
             max_context_tokens=scheduler.max_model_len,
             max_running=scheduler.max_num_running_reqs,
             capabilities=self._capabilities(),

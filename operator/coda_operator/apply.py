@@ -13,6 +13,7 @@ from coda_operator.kube.client import KubeClient
 from coda_operator.kube.resources import Ref, ref_of
 from coda_operator.observe import Object, Observed
 from coda_operator.plan import Plan
+from coda_operator.spec import PROFILE_KIND
 from coda_operator.telemetry import Telemetry
 
 DIGEST_ANNOTATION = "coda-serving.dev/applied"
@@ -110,7 +111,7 @@ async def _adopt(kube: KubeClient, observed: Observed, name: str) -> None:
     if stored is None or cluster is None:
         return
     owners = [*stored.owners, cluster.owner_reference(controller=False)]
-    await kube.merge(Ref("CodaProfile", name), observed.key.namespace, {"metadata": {"ownerReferences": owners}})
+    await kube.merge(Ref(PROFILE_KIND, name), observed.key.namespace, {"metadata": {"ownerReferences": owners}})
 
 
 async def _deliver(telemetry: Telemetry, observed: Observed, plan: Plan) -> list[Change]:

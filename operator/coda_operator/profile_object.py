@@ -8,9 +8,8 @@ from pydantic.alias_generators import to_camel
 
 from coda_engine.contract.errors import DocumentError, describe_validation_error
 from coda_engine.contract.profile import Profile
-from coda_operator.spec import API_VERSION
+from coda_operator.spec import API_VERSION, PROFILE_KIND
 
-PROFILE_KIND = "CodaProfile"
 SPEC_KEY_LABEL = "coda-serving.dev/spec-key"
 """Label with the spec key's digest; the operator finds a profile by it."""
 

@@ -11,7 +11,7 @@ from coda_operator.kube.client import FIELD_MANAGER, KubeClient
 from coda_operator.kube.resources import Ref
 from coda_operator.observe import Observed
 from coda_operator.plan import Plan
-from coda_operator.spec import API_VERSION
+from coda_operator.spec import API_VERSION, CLUSTER_KIND
 from coda_operator.status import (
     CodaClusterStatus,
     Condition,
@@ -50,7 +50,7 @@ async def report(kube: KubeClient, observed: Observed, plan: Plan, applied: Appl
     """
     now = datetime.now(UTC)
     status = new_status(observed, plan, applied, now)
-    ref = Ref("CodaCluster", observed.key.name)
+    ref = Ref(CLUSTER_KIND, observed.key.name)
     if status != observed.status:
         body = status.model_dump(mode="json", by_alias=True)
         await kube.merge(ref, observed.key.namespace, {"status": body}, subresource="status")
@@ -109,7 +109,7 @@ def event(observed: Observed, note: Note, now: datetime) -> dict[str, Any]:
         },
         "involvedObject": {
             "apiVersion": API_VERSION,
-            "kind": "CodaCluster",
+            "kind": CLUSTER_KIND,
             "name": observed.key.name,
             "namespace": observed.key.namespace,
             "uid": observed.uid,

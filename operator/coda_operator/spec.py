@@ -19,6 +19,20 @@ from coda_engine.contract.settings import AdmissionSettings, PlacementSettings, 
 GROUP = "coda-serving.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+CLUSTER_KIND = "CodaCluster"
+PROFILE_KIND = "CodaProfile"
+
+MAX_NAME_CHARS = 40
+"""Longest name of a CodaCluster: its children's names must fit Kubernetes' 63 characters."""
+
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""What else a CodaCluster's name must be, as the API server and ``coda`` both check it."""
+
+NAME_RULE = (
+    f"at most {MAX_NAME_CHARS} characters of a-z, 0-9 and -, starting with a letter, "
+    "because Services are named after it"
+)
+"""The two above in words."""
 
 _QUANTITY = re.compile(r"^([0-9]+)(k|M|G|T|Ki|Mi|Gi|Ti)?$")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}

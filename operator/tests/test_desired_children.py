@@ -200,8 +200,8 @@ def test_every_child_is_among_those_that_are_looked_for():
 
 
 def test_the_longest_names_still_fit():
-    from coda_operator.crd.definitions import MAX_NAME_CHARS
     from coda_operator.desired.cluster import Cluster
+    from coda_operator.spec import MAX_NAME_CHARS
 
     template = cluster_of()
     longest = Cluster("n" * MAX_NAME_CHARS, "team", template.uid, template.spec, template.images)

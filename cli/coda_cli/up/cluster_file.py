@@ -9,11 +9,9 @@ import yaml
 
 from coda_cli.errors import PreflightError
 from coda_engine.contract.errors import DocumentError
-from coda_operator.spec import API_VERSION, CodaClusterSpec
+from coda_operator.spec import API_VERSION, CLUSTER_KIND, MAX_NAME_CHARS, NAME_PATTERN, NAME_RULE, CodaClusterSpec
 
-_KIND = "CodaCluster"
 _TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
-_NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +62,14 @@ def _documents(path: Path, text: str) -> list[Any]:
 
 
 def _only_cluster(path: Path, documents: list[Any]) -> dict[str, Any]:
-    clusters = [item for item in documents if isinstance(item, dict) and item.get("kind") == _KIND]
+    clusters = [item for item in documents if isinstance(item, dict) and item.get("kind") == CLUSTER_KIND]
     if len(clusters) == 1:
         return clusters[0]
     if clusters:
-        raise PreflightError(f"{path}: has {len(clusters)} documents of kind {_KIND}; keep one in the file")
+        raise PreflightError(f"{path}: has {len(clusters)} documents of kind {CLUSTER_KIND}; keep one in the file")
     kinds = [str(item.get("kind", "none")) if isinstance(item, dict) else type(item).__name__ for item in documents]
-    raise PreflightError(f"{path}: kind: needs one document of kind {_KIND} (found: {', '.join(kinds) or 'nothing'})")
+    found = ", ".join(kinds) or "nothing"
+    raise PreflightError(f"{path}: kind: needs one document of kind {CLUSTER_KIND} (found: {found})")
 
 
 def _envelope_problems(cluster: dict[str, Any]) -> list[str]:
@@ -83,11 +82,8 @@ def _envelope_problems(cluster: dict[str, Any]) -> list[str]:
         problems.append(f"apiVersion: must be {API_VERSION} (given: {cluster.get('apiVersion')!r})")
     metadata = cluster.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
-    if not isinstance(name, str) or not _NAME.match(name):
-        problems.append(
-            "metadata.name: must be 1 to 63 lower-case letters, digits and dashes, no dash first or last "
-            f"(given: {name!r})"
-        )
+    if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not re.fullmatch(NAME_PATTERN, name):
+        problems.append(f"metadata.name: {NAME_RULE} (given: {name!r})")
     if "spec" not in cluster:
         problems.append("spec: is missing; see examples/smollm2-cpu.yaml")
     return problems

@@ -3,13 +3,18 @@
 from typing import Any
 
 from coda_operator.crd.structural import add_rules, structural_schema
-from coda_operator.profile_object import PROFILE_KIND, CodaProfileSpec
-from coda_operator.spec import GROUP, VERSION, CodaClusterSpec
+from coda_operator.profile_object import CodaProfileSpec
+from coda_operator.spec import (
+    CLUSTER_KIND,
+    GROUP,
+    MAX_NAME_CHARS,
+    NAME_PATTERN,
+    NAME_RULE,
+    PROFILE_KIND,
+    VERSION,
+    CodaClusterSpec,
+)
 from coda_operator.status import CodaClusterStatus
-
-CLUSTER_KIND = "CodaCluster"
-MAX_NAME_CHARS = 40
-"""Longest name of a CodaCluster: its children's names must fit Kubernetes' 63 characters."""
 
 _CATEGORIES = ["coda-serving"]
 """Not the short name: kubectl takes a category before it, and `kubectl delete coda NAME` would fail."""
@@ -93,10 +98,8 @@ def _add_cluster_rules(schema: dict[str, Any]) -> None:
         (),
         [
             _rule(
-                f"self.metadata.name.size() <= {MAX_NAME_CHARS} && "
-                "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-                f"metadata.name: at most {MAX_NAME_CHARS} characters of a-z, 0-9 and -, starting with a letter, "
-                "because Services are named after it",
+                f"self.metadata.name.size() <= {MAX_NAME_CHARS} && self.metadata.name.matches('{NAME_PATTERN}')",
+                f"metadata.name: {NAME_RULE}",
             )
         ],
     )

@@ -7,7 +7,7 @@ from typing import Any
 from coda_engine.contract.profile import SpecKey
 from coda_operator.kube.resources import Ref
 from coda_operator.profile_object import MANAGED_BY, MANAGED_BY_LABEL
-from coda_operator.spec import API_VERSION, CodaClusterSpec, Device
+from coda_operator.spec import API_VERSION, CLUSTER_KIND, CodaClusterSpec, Device
 
 CLUSTER_LABEL = "coda-serving.dev/cluster"
 COMPONENT_LABEL = "app.kubernetes.io/component"
@@ -90,7 +90,7 @@ class Cluster:
     def owner_reference(self, controller: bool = True) -> dict[str, Any]:
         """Return the reference that lets Kubernetes delete a child together with the CodaCluster."""
         # blockOwnerDeletion stays false: true would need the right to set finalizers on CodaClusters.
-        reference = {"apiVersion": API_VERSION, "kind": "CodaCluster", "name": self.name, "uid": self.uid}
+        reference = {"apiVersion": API_VERSION, "kind": CLUSTER_KIND, "name": self.name, "uid": self.uid}
         return reference | {"controller": controller, "blockOwnerDeletion": False}
 
     def child(self, api_version: str, kind: str, name: str, component: str, content: Mapping[str, Any]) -> Child:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coda_operator.spec import GROUP, VERSION
+from coda_operator.spec import CLUSTER_KIND, GROUP, PROFILE_KIND, VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Resource:
         return f"{root}{scope}/{'/'.join(parts)}"
 
 
-CODA_CLUSTERS = Resource(GROUP, VERSION, "codaclusters", "CodaCluster")
-CODA_PROFILES = Resource(GROUP, VERSION, "codaprofiles", "CodaProfile")
+CODA_CLUSTERS = Resource(GROUP, VERSION, "codaclusters", CLUSTER_KIND)
+CODA_PROFILES = Resource(GROUP, VERSION, "codaprofiles", PROFILE_KIND)
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 SECRETS = Resource("", "v1", "secrets", "Secret")
 SERVICES = Resource("", "v1", "services", "Service")

@@ -85,7 +85,8 @@ class Served:
 def document(site: Site, replicas: int = 2) -> dict[str, Any]:
     """Return the example that a person applies, with two engines and what this place needs."""
     example: dict[str, Any] = yaml.safe_load((ROOT / "examples/smollm2-cpu.yaml").read_text())
-    example["spec"]["engine"] |= {"replicas": replicas, "podTemplate": site.pod_template}
+    # One thread each: the lab has two cores, and both engines compute at the same time.
+    example["spec"]["engine"] |= {"replicas": replicas, "cpus": 1, "podTemplate": site.pod_template}
     return example
 
 

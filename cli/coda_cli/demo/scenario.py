@@ -13,7 +13,7 @@ from coda_cli.demo.view import View
 from coda_engine.profiling import EngineClient
 
 _QUESTION = "What is the capital of France?"
-_DOCUMENT_LINES = 72
+_DOCUMENT_LINES = 44
 _NEXT_ARRIVAL_S = 0.2
 _RUSH_STEP = Step("Say in one sentence what you did.", None)
 
@@ -62,7 +62,7 @@ def _rush_hour(documents: ChatClient, agents: Mapping[str, Agent]) -> list[Reply
 
 
 def _document(number: int) -> str:
-    """Return a text of about 1,300 tokens that no other request begins with."""
+    """Return a text of about 800 tokens that no other request begins with."""
     lines = [f"Entry {line} of log {number}: order {line * 7919 % 1000} was packed." for line in range(_DOCUMENT_LINES)]
     return "\n".join([*lines, "Say in a few words what this log is about."])
 

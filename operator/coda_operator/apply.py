@@ -10,8 +10,8 @@ from typing import Any
 
 from coda_operator.errors import ApiError
 from coda_operator.kube.client import KubeClient
-from coda_operator.kube.resources import Ref, ref_of
-from coda_operator.observe import Object, Observed
+from coda_operator.kube.resources import Object, Ref, ref_of
+from coda_operator.observed import Observed
 from coda_operator.plan import Plan
 from coda_operator.spec import PROFILE_KIND
 from coda_operator.telemetry import Telemetry

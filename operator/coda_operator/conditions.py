@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coda_engine.contract.reasons import Feature, Reason
+from coda_engine.contract.snapshot import EngineSnapshot
 from coda_operator.desired.cluster import ENGINE, ROUTER
 from coda_operator.kube.resources import Ref
-from coda_operator.observe import Observed
+from coda_operator.observed import Observed
 from coda_operator.pods import Pod
 from coda_operator.status import ConditionReason, ConditionType, Verdict
 
@@ -88,7 +89,7 @@ def replica_counts(deployment: Mapping[str, Any]) -> tuple[int, int, int]:
     return deployment["spec"].get("replicas", 1), status.get("readyReplicas", 0), status.get("updatedReplicas", 0)
 
 
-def _digest(snapshot: Any) -> str | None:
+def _digest(snapshot: EngineSnapshot | None) -> str | None:
     return snapshot.settings_digest if snapshot is not None else None
 
 

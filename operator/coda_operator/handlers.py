@@ -17,7 +17,7 @@ from coda_operator.desired.cluster import CLUSTER_LABEL
 from coda_operator.kube.client import KubeClient, login
 from coda_operator.kube.resources import CODA_CLUSTERS, CODA_PROFILES, DEPLOYMENTS, JOBS, PODS, Resource
 from coda_operator.loops import Loops
-from coda_operator.observe import Key
+from coda_operator.observed import Key
 from coda_operator.profile_object import MANAGED_BY, MANAGED_BY_LABEL
 from coda_operator.reconcile import Reconciler
 from coda_operator.telemetry import Telemetry

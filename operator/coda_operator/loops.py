@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from coda_operator.errors import ApiError
-from coda_operator.observe import Key
+from coda_operator.observed import Key
 
 _logger = logging.getLogger(__name__)
 

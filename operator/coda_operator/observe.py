@@ -3,85 +3,18 @@
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from coda_engine.contract.errors import DocumentError
-from coda_engine.contract.profile import Profile
 from coda_operator.desired.cluster import CLUSTER_LABEL, ENGINE, ROUTER, Cluster, Images, possible_children
 from coda_operator.desired.documents import INTERNAL_TOKEN_FILE
 from coda_operator.kube.client import KubeClient
-from coda_operator.kube.resources import CODA_CLUSTERS, CODA_PROFILES, JOBS, PODS, Ref, ref_of
+from coda_operator.kube.resources import CODA_CLUSTERS, CODA_PROFILES, JOBS, PODS, Object, Ref, ref_of
+from coda_operator.observed import Key, Observed, StoredProfile
 from coda_operator.pods import Pod, read_pod
 from coda_operator.profile_object import MANAGED_BY, MANAGED_BY_LABEL, SPEC_KEY_LABEL, CodaProfileSpec
 from coda_operator.spec import CodaClusterSpec
 from coda_operator.status import CodaClusterStatus
-from coda_operator.telemetry import EngineReport, RouterReport, Telemetry
-
-Object = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """Which CodaCluster."""
-
-    namespace: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoredProfile:
-    """A CodaProfile for this configuration.
-
-    Attributes:
-        name: Its name.
-        owners: Its owner references.
-        made_by_job: A profiling Job wrote it; otherwise a person did, and it is not ours to give owners.
-        profile: The artifact; None when it cannot be read.
-        problem: Why it cannot be read.
-    """
-
-    name: str
-    owners: Sequence[Mapping[str, Any]]
-    made_by_job: bool
-    profile: Profile | None
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """One CodaCluster and what exists around it.
-
-    Attributes:
-        key: Namespace and name.
-        uid: The object's uid.
-        generation: Generation of its spec.
-        status: The status reported last.
-        cluster: The valid specification; None when it is not.
-        spec_problem: Why the specification is not valid: each field, what is allowed, what to do.
-        live: Objects under the children's names, whoever owns them, and this cluster's Jobs.
-        profile: The CodaProfile for this configuration; None without one.
-        pods: This cluster's pods.
-        engines: What the engines that serve say about themselves.
-        routers: What the routers say.
-        internal_token: Token of the internal endpoints; None before it is made.
-        api_key_secret_exists: The Secret with the API keys is there, be it generated or the person's.
-    """
-
-    key: Key
-    uid: str
-    generation: int
-    status: CodaClusterStatus
-    cluster: Cluster | None
-    spec_problem: str = ""
-    live: Mapping[Ref, Object] = field(default_factory=dict)
-    profile: StoredProfile | None = None
-    pods: Sequence[Pod] = ()
-    engines: Sequence[EngineReport] = ()
-    routers: Sequence[RouterReport] = ()
-    internal_token: str | None = None
-    api_key_secret_exists: bool = True
+from coda_operator.telemetry import Telemetry
 
 
 async def observe(kube: KubeClient, telemetry: Telemetry, key: Key, images: Images) -> Observed | None:

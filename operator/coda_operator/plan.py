@@ -15,7 +15,7 @@ from coda_operator.desired.engines import engine_deployment, engine_service
 from coda_operator.desired.router import router_deployment, router_service, router_url
 from coda_operator.errors import PodTemplateError
 from coda_operator.kube.resources import Ref, ref_of
-from coda_operator.observe import Observed
+from coda_operator.observed import Observed
 from coda_operator.profiling import ProfileState, profile_state
 from coda_operator.spec import ProfilingMode
 from coda_operator.status import CodaClusterStatus, ConditionReason, ConditionType, ProfileStatus, Verdict
@@ -185,7 +185,7 @@ def _verdicts(observed: Observed, cluster: Cluster, state: ProfileState, digest:
     verdicts = [
         state.verdict,
         engines_ready(observed),
-        routable(observed, missing or ""),
+        routable(observed, missing),
         admission_enabled(observed, digest),
     ]
     needs = [ConditionType.ENGINES_READY, ConditionType.ROUTABLE]

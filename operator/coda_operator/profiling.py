@@ -9,7 +9,7 @@ from coda_engine.contract.profile import Profile
 from coda_operator.desired.cluster import PROFILER, Child, Cluster
 from coda_operator.desired.profiling_job import RETRIES, profiling_job
 from coda_operator.kube.resources import Ref, ref_of
-from coda_operator.observe import Observed
+from coda_operator.observed import Observed
 from coda_operator.pods import Pod
 from coda_operator.spec import ProfilingMode
 from coda_operator.status import ConditionReason, ConditionType, Verdict

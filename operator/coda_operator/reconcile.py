@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from coda_operator.apply import apply
 from coda_operator.desired.cluster import Images
 from coda_operator.kube.client import KubeClient
-from coda_operator.observe import Key, observe
+from coda_operator.observe import observe
+from coda_operator.observed import Key
 from coda_operator.plan import decide
 from coda_operator.report import report, summary
 from coda_operator.telemetry import Telemetry

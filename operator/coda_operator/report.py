@@ -9,7 +9,7 @@ from typing import Any
 from coda_operator.apply import Action, Applied
 from coda_operator.kube.client import FIELD_MANAGER, KubeClient
 from coda_operator.kube.resources import Ref
-from coda_operator.observe import Observed
+from coda_operator.observed import Observed
 from coda_operator.plan import Plan
 from coda_operator.spec import API_VERSION, CLUSTER_KIND
 from coda_operator.status import (

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import aiohttp
@@ -15,32 +14,13 @@ from coda_engine.contract.settings import Settings
 from coda_engine.contract.snapshot import EngineSnapshot
 from coda_operator.desired.engine_pod import ENGINE_PORT
 from coda_operator.desired.router import ROUTER_CONTAINER_PORT
+from coda_operator.observed import EngineReport, RouterReport
 from coda_operator.pods import Pod
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
 # An engine takes new settings between two steps, and one step of a long prefill can take seconds.
 _PUT_TIMEOUT = aiohttp.ClientTimeout(total=15)
 _MAX_ANSWER_BYTES = 4 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class EngineReport:
-    """One engine's snapshot, or why there is none."""
-
-    pod: str
-    address: str
-    snapshot: EngineSnapshot | None
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RouterReport:
-    """The settings that one router runs, or why they are unknown."""
-
-    pod: str
-    address: str
-    settings_digest: str | None
-    problem: str = ""
 
 
 class _SettingsAnswer(WireModel):

@@ -11,7 +11,7 @@ from coda_operator.errors import ApiError
 from coda_operator.kube.client import KubeClient
 from coda_operator.kube.resources import CODA_CLUSTERS
 from coda_operator.loops import Loops
-from coda_operator.observe import Key
+from coda_operator.observed import Key
 
 _logger = logging.getLogger(__name__)
 

@@ -15,12 +15,11 @@ from coda_engine.contract.reasons import Feature, Reason
 from coda_engine.contract.snapshot import Capability, EngineSnapshot
 from coda_operator.desired.cluster import Cluster, Images
 from coda_operator.kube.resources import Ref
-from coda_operator.observe import Key, Observed, StoredProfile
+from coda_operator.observed import EngineReport, Key, Observed, StoredProfile
 from coda_operator.plan import Plan, decide
 from coda_operator.pods import Pod
 from coda_operator.spec import CodaClusterSpec
 from coda_operator.status import CodaClusterStatus, ConditionType, Verdict
-from coda_operator.telemetry import EngineReport
 
 IMAGES = Images(router="registry/router:1", engine_cpu="registry/engine-cpu:1", engine_cuda="registry/engine:1")
 UID = "11111111-2222-3333-4444-555555555555"

@@ -7,10 +7,9 @@ from coda_engine.contract.snapshot import Capability
 from coda_operator.conditions import admission_enabled, engines_ready, ready, routable
 from coda_operator.desired.profiling_job import profiling_job
 from coda_operator.kube.resources import Ref, ref_of
-from coda_operator.observe import Observed
+from coda_operator.observed import EngineReport, Observed, RouterReport
 from coda_operator.profiling import ProfilePhase, profile_state
 from coda_operator.status import ConditionType, Verdict
-from coda_operator.telemetry import EngineReport, RouterReport
 
 ENGINES = Ref("Deployment", "demo-engine")
 

@@ -2,7 +2,7 @@ import asyncio
 
 from coda_operator.errors import ApiError
 from coda_operator.loops import Loops, Pace
-from coda_operator.observe import Key
+from coda_operator.observed import Key
 
 KEY = Key("team", "demo")
 QUICK = Pace(settle_s=0.0, first_retry_s=0.001, last_retry_s=0.004)

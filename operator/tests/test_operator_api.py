@@ -21,7 +21,8 @@ from coda_operator.errors import ApiError
 from coda_operator.kube.client import KubeClient, login
 from coda_operator.kube.resources import CODA_CLUSTERS, DEPLOYMENTS, JOBS, Ref
 from coda_operator.loops import Loops
-from coda_operator.observe import Key, observe, read_cluster
+from coda_operator.observe import observe, read_cluster
+from coda_operator.observed import Key
 from coda_operator.profile_object import profile_object
 from coda_operator.reconcile import Reconciler
 from coda_operator.spec import API_VERSION

@@ -18,10 +18,9 @@ from coda_engine.contract.reasons import Reason
 from coda_engine.contract.snapshot import Capability
 from coda_operator.desired.profiling_job import profiling_job
 from coda_operator.kube.resources import Ref, ref_of
-from coda_operator.observe import Observed
+from coda_operator.observed import Observed, RouterReport
 from coda_operator.plan import LOOK_AGAIN_SETTLED_S, LOOK_AGAIN_UNSETTLED_S, Plan
 from coda_operator.status import CodaClusterStatus, ConditionType
-from coda_operator.telemetry import RouterReport
 
 ENGINES = Ref("Deployment", "demo-engine")
 

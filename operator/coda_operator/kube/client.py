@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 import kopf
 
 from coda_operator.errors import ApiError
-from coda_operator.kube.resources import EVENTS, Ref, Resource, ref_of
+from coda_operator.kube.resources import EVENTS, Object, Ref, Resource, ref_of
 
 FIELD_MANAGER = "coda-operator"
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=10)
@@ -16,7 +16,6 @@ _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
 
 Login = Callable[[], kopf.ConnectionInfo]
-Object = dict[str, Any]
 
 
 def login() -> kopf.ConnectionInfo:

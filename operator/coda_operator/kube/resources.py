@@ -6,6 +6,9 @@ from typing import Any
 
 from coda_operator.spec import CLUSTER_KIND, GROUP, PROFILE_KIND, VERSION
 
+Object = dict[str, Any]
+"""A Kubernetes object as plain data."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resource:

@@ -4,20 +4,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from coda_operator.desired.cluster import Child, Cluster
+from coda_operator.desired.containers import (
+    PYTHON,
+    SECRET_DIR,
+    SETTINGS_DIR,
+    SURROUNDINGS,
+    TMP_DIR,
+    container_security,
+    environment,
+    image,
+    mount,
+    pod_security,
+)
 from coda_operator.desired.documents import CLUSTER_SECRET_FILE, INTERNAL_TOKEN_FILE, PROFILE_FILE, SETTINGS_FILE
 from coda_operator.desired.processes import EnginePlace, ProcessSpec, engine_process
 from coda_operator.spec import Device
 
 ENGINE_CONTAINER = "engine"
 ENGINE_PORT = 8000
-PYTHON = "python3"
-"""Found on the image's PATH."""
 
-UNPRIVILEGED_UID = 65532
-
-_SETTINGS_DIR = "/etc/coda/settings"
 _PROFILE_DIR = "/etc/coda/profile"
-_SECRET_DIR = "/etc/coda/internal"  # noqa: S105 - a folder's name
 _MODELS_DIR = "/models"
 _HOST_MODEL_DIR = "/model"
 _HUB_DIR = f"{_MODELS_DIR}/hub"
@@ -44,10 +50,10 @@ def engine_of(cluster: Cluster, host: str) -> ProcessSpec:
         host=host,
         port=ENGINE_PORT,
         model_path=_model_path(cluster),
-        settings_file=f"{_SETTINGS_DIR}/{SETTINGS_FILE}",
+        settings_file=f"{SETTINGS_DIR}/{SETTINGS_FILE}",
         profile_file=f"{_PROFILE_DIR}/{PROFILE_FILE}",
-        cluster_secret_file=f"{_SECRET_DIR}/{CLUSTER_SECRET_FILE}",
-        internal_token_file=f"{_SECRET_DIR}/{INTERNAL_TOKEN_FILE}",
+        cluster_secret_file=f"{SECRET_DIR}/{CLUSTER_SECRET_FILE}",
+        internal_token_file=f"{SECRET_DIR}/{INTERNAL_TOKEN_FILE}",
         # Two engines on one node would otherwise both bind their threads to the node's first core.
         cores="nobind",
     )
@@ -56,7 +62,7 @@ def engine_of(cluster: Cluster, host: str) -> ProcessSpec:
 
 def internal_token_file() -> str:
     """Return where a pod finds the token of the internal endpoints."""
-    return f"{_SECRET_DIR}/{INTERNAL_TOKEN_FILE}"
+    return f"{SECRET_DIR}/{INTERNAL_TOKEN_FILE}"
 
 
 def engine_pod_template(cluster: Cluster, component: str, command: Command) -> Child:
@@ -79,37 +85,6 @@ def engine_pod_template(cluster: Cluster, component: str, command: Command) -> C
     return template
 
 
-def pod_security() -> dict[str, Any]:
-    """Return the pod's security context: no root, the runtime's system call filter."""
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": UNPRIVILEGED_UID,
-        "runAsGroup": UNPRIVILEGED_UID,
-        "fsGroup": UNPRIVILEGED_UID,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def container_security() -> dict[str, Any]:
-    """Return a container's security context: nothing to gain, nothing to write outside its volumes."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
-def environment(variables: dict[str, str]) -> list[dict[str, str]]:
-    """Return ``variables`` as a container's ``env``."""
-    return [{"name": name, "value": value} for name, value in variables.items()]
-
-
-def image(name: str, cluster: Cluster) -> dict[str, str]:
-    """Return a container's image fields."""
-    policy = cluster.images.pull_policy
-    return {"image": name} | ({"imagePullPolicy": policy} if policy else {})
-
-
 def _model_path(cluster: Cluster) -> str | None:
     source = cluster.spec.model.source
     if source.builtin is not None:
@@ -119,15 +94,15 @@ def _model_path(cluster: Cluster) -> str | None:
 
 def _container(cluster: Cluster, command: Command) -> dict[str, Any]:
     mounts = [
-        _mount("settings", _SETTINGS_DIR, read_only=True),
-        _mount("profile", _PROFILE_DIR, read_only=True),
-        _mount("internal", _SECRET_DIR, read_only=True),
-        _mount("models", _MODELS_DIR),
-        _mount("shm", "/dev/shm"),  # noqa: S108 - shared memory of vLLM's processes
-        _mount("tmp", "/tmp"),  # noqa: S108 - the container's only writable folder beside the volumes
+        mount("settings", SETTINGS_DIR, read_only=True),
+        mount("profile", _PROFILE_DIR, read_only=True),
+        mount("internal", SECRET_DIR, read_only=True),
+        mount("models", _MODELS_DIR),
+        mount("shm", "/dev/shm"),  # noqa: S108 - shared memory of vLLM's processes
+        mount("tmp", TMP_DIR),
     ]
     if cluster.spec.model.source.host_path is not None:
-        mounts.append(_mount("host-model", _HOST_MODEL_DIR, read_only=True))
+        mounts.append(mount("host-model", _HOST_MODEL_DIR, read_only=True))
     return {
         "name": ENGINE_CONTAINER,
         **image(cluster.engine_image, cluster),
@@ -150,13 +125,12 @@ def _model_container(cluster: Cluster) -> dict[str, Any]:
         "env": environment(_surroundings()),
         "securityContext": container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [_mount("models", _MODELS_DIR), _mount("tmp", "/tmp")],  # noqa: S108 - as above
+        "volumeMounts": [mount("models", _MODELS_DIR), mount("tmp", TMP_DIR)],
     }
 
 
 def _surroundings() -> dict[str, str]:
-    # The user id has no entry in the image's passwd: torch and kopf ask for a name, caches for a home.
-    return {"HOME": "/tmp", "USER": "coda", "HF_HOME": _HUB_DIR, "VLLM_NO_USAGE_STATS": "1"}  # noqa: S108
+    return SURROUNDINGS | {"HF_HOME": _HUB_DIR, "VLLM_NO_USAGE_STATS": "1"}
 
 
 def _resources(cluster: Cluster) -> dict[str, Any]:
@@ -184,7 +158,3 @@ def _volumes(cluster: Cluster) -> list[dict[str, Any]]:
     if host_path is not None:
         volumes.append({"name": "host-model", "hostPath": {"path": host_path, "type": "Directory"}})
     return volumes
-
-
-def _mount(volume: str, path: str, read_only: bool = False) -> dict[str, Any]:
-    return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})

@@ -28,7 +28,7 @@ CPU_BATCHED_TOKENS = 512
 CPU_BLOCK_TOKENS = 32
 """KV block on CPU: vLLM's kernels want multiples of 32; its default of 128 wastes reuse at block ends."""
 
-DRAIN_SECONDS = 20
+DRAIN_S = 20
 """How long an engine that is told to end works on what it has; below a pod's default grace of 30 s."""
 
 DEFAULT_CPU_KV_CACHE_BYTES = 2 * 2**30
@@ -121,7 +121,7 @@ def engine_process(spec: CodaClusterSpec, key: SpecKey, place: EnginePlace) -> P
     argv = [place.python, "-m", "vllm.entrypoints.openai.api_server", *_model_args(spec, place)]
     argv += ["--host", place.host, "--port", str(place.port)]
     argv += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-    argv += ["--shutdown-timeout", str(DRAIN_SECONDS)]
+    argv += ["--shutdown-timeout", str(DRAIN_S)]
     argv += _capacity_args(spec)
     if spec.model.tool_parser:
         argv += ["--enable-auto-tool-choice", "--tool-call-parser", spec.model.tool_parser]

@@ -4,13 +4,8 @@ import hashlib
 import json
 
 from coda_operator.desired.cluster import PROFILER, Child, Cluster
-from coda_operator.desired.engine_pod import (
-    PYTHON,
-    Command,
-    engine_of,
-    engine_pod_template,
-    internal_token_file,
-)
+from coda_operator.desired.containers import PYTHON
+from coda_operator.desired.engine_pod import Command, engine_of, engine_pod_template, internal_token_file
 from coda_operator.desired.pod_template import merge_pod_template
 
 RETRIES = 2

@@ -1,18 +1,27 @@
 """The router: a Deployment and the Service that clients talk to."""
 
 from coda_operator.desired.cluster import ROUTER, Child, Cluster
+from coda_operator.desired.containers import (
+    PYTHON,
+    SECRET_DIR,
+    SETTINGS_DIR,
+    SURROUNDINGS,
+    TMP_DIR,
+    container_security,
+    environment,
+    image,
+    mount,
+    pod_security,
+)
 from coda_operator.desired.documents import CLUSTER_SECRET_FILE, INTERNAL_TOKEN_FILE, SETTINGS_FILE
-from coda_operator.desired.engine_pod import PYTHON, container_security, environment, image, pod_security
 from coda_operator.desired.processes import ProcessSpec, RouterPlace, router_process
 
 ROUTER_CONTAINER = "router"
 ROUTER_CONTAINER_PORT = 8080
 """Port in the pod; the Service's port is the person's choice and may be a privileged one."""
 
-_DRAIN_SECONDS = 60
-_SETTINGS_DIR = "/etc/coda/settings"
+_DRAIN_S = 60
 _KEYS_DIR = "/etc/coda/api-keys"
-_SECRET_DIR = "/etc/coda/internal"  # noqa: S105 - a folder's name
 
 
 def router_url(cluster: Cluster) -> str:
@@ -47,23 +56,23 @@ def _process(cluster: Cluster) -> ProcessSpec:
             python=PYTHON,
             host="0.0.0.0",  # noqa: S104 - a pod's own network
             port=ROUTER_CONTAINER_PORT,
-            settings_file=f"{_SETTINGS_DIR}/{SETTINGS_FILE}",
+            settings_file=f"{SETTINGS_DIR}/{SETTINGS_FILE}",
             discover=f"{cluster.namespace}/{cluster.child_name('engine')}",
             api_keys_dir=_KEYS_DIR,
-            cluster_secret_file=f"{_SECRET_DIR}/{CLUSTER_SECRET_FILE}",
-            internal_token_file=f"{_SECRET_DIR}/{INTERNAL_TOKEN_FILE}",
+            cluster_secret_file=f"{SECRET_DIR}/{CLUSTER_SECRET_FILE}",
+            internal_token_file=f"{SECRET_DIR}/{INTERNAL_TOKEN_FILE}",
         )
     )
 
 
 def _pod(cluster: Cluster) -> Child:
     process = _process(cluster)
-    mounts = {"settings": _SETTINGS_DIR, "api-keys": _KEYS_DIR, "internal": _SECRET_DIR}
+    mounts = {"settings": SETTINGS_DIR, "api-keys": _KEYS_DIR, "internal": SECRET_DIR}
     container = {
         "name": ROUTER_CONTAINER,
         **image(cluster.router_image, cluster),
         "command": list(process.argv),
-        "env": environment({"HOME": "/tmp", "USER": "coda", **process.env}),  # noqa: S108 - the tmp volume
+        "env": environment({**SURROUNDINGS, **process.env}),
         "ports": [{"name": "http", "containerPort": ROUTER_CONTAINER_PORT}],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": container_security(),
@@ -71,14 +80,14 @@ def _pod(cluster: Cluster) -> Child:
         "readinessProbe": {"httpGet": {"path": process.ready_path, "port": "http"}, "periodSeconds": 2},
         "livenessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 10, "timeoutSeconds": 5},
         "volumeMounts": [
-            *({"name": name, "mountPath": path, "readOnly": True} for name, path in mounts.items()),
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the container's only writable folder
+            *(mount(name, path, read_only=True) for name, path in mounts.items()),
+            mount("tmp", TMP_DIR),
         ],
     }
     return {
         "serviceAccountName": cluster.child_name("router"),
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": _DRAIN_SECONDS,
+        "terminationGracePeriodSeconds": _DRAIN_S,
         "securityContext": pod_security(),
         "containers": [container],
         "volumes": [

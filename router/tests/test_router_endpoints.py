@@ -46,6 +46,7 @@ def test_endpoints_that_are_not_ready_end_or_have_no_port_are_none():
         endpoint_slice("s1", 8000, endpoint("10.0.0.1", ready=False), endpoint("10.0.0.2", terminating=True)),
         endpoint_slice("s2", None, endpoint("10.0.0.3", ready=True)),
         {"metadata": {"name": "s3"}, "ports": [{"port": 1}], "endpoints": None},
+        {"metadata": {"name": "s4"}, "ports": [{"port": 1}], "endpoints": [{"addresses": []}]},
     ]
     assert workers_of(slices) == {}
 
@@ -164,3 +165,26 @@ async def test_while_the_api_does_not_answer_the_known_workers_stay(tmp_path):
             assert (await router.chat())[0] == 200
         finally:
             await router_context.__aexit__(None, None, None)
+
+
+async def test_whatever_the_api_says_discovery_goes_on(tmp_path):
+    async with running_api() as (api, url), running_worker() as a:
+        api.slices["s1"] = endpoint_slice("s1", a.port, endpoint("127.0.0.1", "pod-a", ready=True))
+        service = KubernetesService("ns", "engines", url, credentials_dir=tmp_path)
+        async with running_router(discovery=service) as router:
+            workers = router.router.dispatcher.fleet.workers
+            await until(lambda: api.watches and set(workers) == {"pod-a"})
+            api.tell("ADDED", {"metadata": None})
+            api.slices["s3"] = endpoint_slice("s3", a.port, endpoint("127.0.0.1", "pod-c", ready=True))
+            await until(lambda: set(workers) == {"pod-a", "pod-c"})
+
+
+async def test_a_ca_that_cannot_be_read_yet_is_tried_again(tmp_path):
+    (tmp_path / "ca.crt").write_text("not written yet")
+    async with running_api() as (api, url), running_worker() as a:
+        api.slices["s1"] = endpoint_slice("s1", a.port, endpoint("127.0.0.1", "pod-a", ready=True))
+        service = KubernetesService("ns", "engines", url, credentials_dir=tmp_path)
+        async with running_router(discovery=service) as router:
+            assert not router.router.dispatcher.fleet.workers
+            (tmp_path / "ca.crt").unlink()
+            await until(lambda: set(router.router.dispatcher.fleet.workers) == {"pod-a"})

@@ -75,9 +75,11 @@ def workers_of(slices: Iterable[Mapping[str, Any]]) -> dict[str, WorkerAddress]:
         ports = [port["port"] for port in endpoint_slice.get("ports") or [] if port.get("port")]
         for endpoint in endpoint_slice.get("endpoints") or []:
             conditions = endpoint.get("conditions") or {}
-            if not ports or conditions.get("ready") is False or conditions.get("terminating") is True:
+            addresses = endpoint.get("addresses") or []
+            is_going = conditions.get("ready") is False or conditions.get("terminating") is True
+            if not ports or not addresses or is_going:
                 continue
-            host = endpoint["addresses"][0]
+            host = addresses[0]
             name = (endpoint.get("targetRef") or {}).get("name") or f"{host}:{ports[0]}"
             workers[name] = WorkerAddress(name, host, ports[0])
     return workers
@@ -102,16 +104,20 @@ class EndpointWatcher:
 
     async def run(self) -> None:
         """Watch for ever."""
+        while True:
+            try:
+                await self._follow()
+            except Exception as error:  # whatever it was: without discovery the fleet would stay as it is for ever
+                _log.warning("endpoints of %s cannot be read: %r", self._service.name, error)
+            await asyncio.sleep(RETRY_INTERVAL_S)
+
+    async def _follow(self) -> None:
+        """List and watch until the list has to be read anew."""
         connector = aiohttp.TCPConnector(ssl=self._ssl_context())
         async with aiohttp.ClientSession(connector=connector, read_bufsize=_MAX_EVENT_BYTES) as session:
-            while True:
-                try:
-                    version = await self._list(session)
-                    while version:
-                        version = await self._watch(session, version)
-                except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
-                    _log.warning("endpoints of %s cannot be read: %s", self._service.name, error)
-                await asyncio.sleep(RETRY_INTERVAL_S)
+            version = await self._list(session)
+            while version:
+                version = await self._watch(session, version)
 
     def _ssl_context(self) -> ssl.SSLContext | bool:
         ca_file = self._service.credentials_dir / "ca.crt"

@@ -1,1 +1,1 @@
-"""Benchmarks in one form (design section 7): systems alternate within a run, figures carry their kind."""
+"""Benchmarks in one form: systems alternate within a run, figures carry their kind."""

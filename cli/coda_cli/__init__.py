@@ -1,1 +1,1 @@
-"""The ``coda`` command: thin; each subcommand calls a component."""
+"""The ``coda`` command: calls the components, runs them all on one machine, makes the built-in model, shows a demo."""

@@ -64,7 +64,7 @@ def missing(reason: str) -> None:
 
 
 def own_images() -> dict[str, str]:
-    """Return the images that a person's cluster pulls: the chart's, unless CODA_E2E_..._IMAGE names others."""
+    """Return the images that a person's cluster pulls, as CODA_E2E_..._IMAGE name them; skips when one is not named."""
     named = {}
     for component in BUILT_IMAGES:
         variable = f"CODA_E2E_{component.upper().replace('-', '_')}_IMAGE"

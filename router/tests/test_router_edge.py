@@ -1,14 +1,16 @@
 """What clients get from the router itself: errors in their shape, models, health; and what never passes it."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
 from router_harness import ROUTER_ID, SECRET, chat_body, post, raw_exchange, running_router, until
-from scripted_worker import ScriptedWorker, answer_whole, running_worker
+from scripted_worker import Received, ScriptedWorker, answer_whole, running_worker
 
 from coda_engine.contract.identity import LOWEST_TIER, unpack
 from coda_router.config import RouterConfig
+from coda_router.edge import client
 from coda_router.errors import ConfigurationError
 from coda_router.fleet.address import WorkerAddress
 from coda_router.server import Router
@@ -79,6 +81,70 @@ async def test_headers_without_end_are_refused():
         request = b"GET /v1/models HTTP/1.1\r\nhost: r\r\n" + b"x-a: %b\r\n" % (b"y" * 10_000) * 10 + b"\r\n"
         raw = await raw_exchange(router.port, request)
     assert raw.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /",
+        b"GET /v1/models HTTP/1.1\r\nhost: r\r\nx-a: ",
+        b"GET /v1/models HTTP/1.1\r\nhost: r\r\nx-",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n1;",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nx-a: ",
+    ],
+    ids=["target", "header value", "header name", "chunk extension", "trailer"],
+)
+async def test_a_request_whose_head_never_ends_is_cut_off(start: bytes):
+    async with running_worker() as worker, running_router(worker) as router:
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        writer.write(start)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                writer.write(b"a" * 32 * 1024)
+                await writer.drain()
+                await asyncio.sleep(0.001)
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(2):
+                assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /heal", b"GET /healthz HTTP/1.1\r\nhost: r\r\n\r\n\r\n"])
+async def test_a_client_that_does_not_come_to_its_next_request_is_hung_up_on(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(client, "HEAD_TIMEOUT_S", 0.2)
+    async with running_worker() as worker, running_router(worker) as router:
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        writer.write(sent)
+        await asyncio.sleep(0.1)
+        writer.write(b"\r\n" if sent.endswith(b"\n") else b"")
+        async with asyncio.timeout(2):
+            await reader.read()
+        writer.close()
+
+
+async def test_a_reply_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(client, "HEAD_TIMEOUT_S", 0.1)
+
+    async def answer_late(request: Received) -> None:
+        await asyncio.sleep(0.4)
+        await answer_whole(request)
+
+    async with running_worker(script=answer_late) as worker, running_router(worker) as router:
+        raw = await raw_exchange(router.port, post("/v1/chat/completions", chat_body()))
+    assert raw.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_trailers_do_not_become_headers():
+    chunked = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    )
+    body = chat_body()
+    async with running_worker() as worker, running_router(worker) as router:
+        sent = chunked + b"%x\r\n%b\r\n0\r\nx-trailer: late\r\n\r\n" % (len(body), body)
+        assert (await raw_exchange(router.port, sent)).startswith(b"HTTP/1.1 200 ")
+    assert "x-trailer" not in worker.requests[-1].headers
 
 
 async def test_models_are_listed_under_every_name():

@@ -1,6 +1,6 @@
 """A mock worker for load: replies are made once, and nothing of a request but its length is read.
 
-``python -m coda_bench.router.mock_worker PORT...`` serves several workers in one process until it is ended.
+``python -m coda_bench.router.mock_worker MODEL PORT...`` serves several workers in one process until it is ended.
 ``POST /pace`` with a JSON object sets how they answer.
 """
 

@@ -1,8 +1,8 @@
 """The settings document: policy knobs that change on a running engine or router without a restart.
 
-One versioned document (design: ConfigMap or file at start, PUT on the internal port afterwards);
-each process reports the digest that it runs. The same models are the ``admission`` and
-``router.placement`` groups of a CodaCluster, so a knob is declared once.
+One versioned document (ConfigMap or file at start, PUT on the internal endpoint afterwards); each process reports
+the digest that it runs. The same models are the ``admission`` and ``router.placement`` groups of a CodaCluster,
+so a knob is declared once.
 """
 
 from enum import StrEnum

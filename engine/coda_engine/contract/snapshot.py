@@ -1,4 +1,4 @@
-"""What an engine tells routers, the operator and people about itself (design section 3).
+"""What an engine tells routers, the operator and people about itself.
 
 The scheduler publishes an :class:`EngineSnapshot` after each step, at most 20 times a second; the API
 process serves it without touching the engine's thread. Session residency travels separately as

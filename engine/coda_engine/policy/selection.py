@@ -1,4 +1,4 @@
-"""From the settings document to policy values, the same way in engine, simulator and tests."""
+"""From the settings document to policy values, the same way wherever policies run."""
 
 from coda_engine.contract.settings import (
     ExecutionAdmissionSettings,

@@ -1,5 +1,6 @@
 """A client's connection: uvicorn's protocol plus the two things that ASGI cannot say."""
 
+import asyncio
 import socket
 import struct
 from collections.abc import Callable
@@ -11,7 +12,10 @@ CLIENT_EXTENSION = "coda.client"
 """Name of the ASGI extension under which a scope carries its :class:`Client`."""
 
 MAX_HEADER_BYTES = 64 * 1024
-"""Most bytes of header names and values in one request."""
+"""Most bytes of header names and values in one request, and of anything else that is not body."""
+
+HEAD_TIMEOUT_S = 60.0
+"""Longest time that a client may take to send a request's head, from its connection or the head's first byte on."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -34,11 +38,15 @@ class ClientProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol that also tells at once about a lost client and can reset the connection.
 
     ASGI offers a lost client only to a task that awaits ``receive()``: one more task for each request.
+    It also bounds what uvicorn does not: the size of a request's head, and the time until it is there.
     """
 
     is_lost = False
     _on_lost: Callable[[], object] | None = None
     _header_bytes = 0
+    _undelivered_bytes = 0
+    _is_in_head = False
+    _head_timer: asyncio.TimerHandle | None = None
 
     def watch(self, on_lost: Callable[[], object] | None) -> None:
         """Call ``on_lost`` as soon as the client is gone; None stops watching."""
@@ -60,9 +68,27 @@ class ClientProtocol(HttpToolsProtocol):
             client_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.transport.abort()
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived; refuse a client that goes on sending without ever coming to a head's end or a body."""
+        self._undelivered_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._undelivered_bytes > MAX_HEADER_BYTES:
+            self.send_400_response("Request head is too large.")
+        elif self._head_timer is None and self.cycle is not None and self.cycle.response_complete:
+            # uvicorn has stopped its keep-alive timer, and this was not yet a whole head.
+            self._await_head()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever watches."""
         super().connection_lost(exc)
+        self._end_awaiting_head()
         self.is_lost = True
         if self._on_lost is not None:
             self._on_lost()
@@ -70,14 +96,46 @@ class ClientProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Hand this connection to the application in the request's scope."""
         super().on_message_begin()
+        self._is_in_head = True
         self._header_bytes = 0
         extensions: dict[str, Any] = {CLIENT_EXTENSION: self}
         self.scope["extensions"] = extensions
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header, within bounds."""
+        """Collect a header, within bounds; a trailer is none and is dropped."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADER_BYTES:
             # Raising inside a parser callback makes uvicorn answer 400 and close.
             raise ValueError("request headers are too large")
-        super().on_header(name, value)
+        if self._is_in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Hand the request to the application."""
+        self._is_in_head = False
+        self._undelivered_bytes = 0
+        self._end_awaiting_head()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Collect a piece of the body."""
+        self._undelivered_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Mark the request's end."""
+        self._undelivered_bytes = 0
+        super().on_message_complete()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_slow_head)
+
+    def _end_awaiting_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_slow_head(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()

@@ -48,7 +48,7 @@ class Follower:
         worker: Whom to follow and where to write.
         session: HTTP client, with the internal token in its headers.
         on_change: Called after every snapshot or change of health.
-        on_evicted: Called with the keys of sessions of which the worker has nothing left.
+        on_evicted: Called with the worker and the keys of sessions of which it has nothing left.
     """
 
     def __init__(

@@ -81,6 +81,8 @@ async def close_at_once(request: Received) -> None:
 def reset(writer: asyncio.StreamWriter) -> None:
     """Reset a connection, as a killed process's kernel may do."""
     connected = writer.get_extra_info("socket")
+    if connected is None:  # closed already
+        return
     with contextlib.suppress(OSError):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -75,7 +75,7 @@ def test_fields_that_need_a_cluster_are_named_not_refused() -> None:
 
 
 def test_more_threads_than_cores_is_remarked() -> None:
-    (note,) = check(spec_with(engine={"replicas": 3}), MACHINE, 8080).notes
+    (note,) = check(spec_with(engine={"replicas": 3, "cpus": 1}), MACHINE, 8080).notes
     assert "3 threads on 2 cores" in note
 
 

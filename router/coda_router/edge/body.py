@@ -57,4 +57,5 @@ def _too_large(limit_bytes: int) -> Refusal:
         413,
         "request_too_large",
         f"the request body is larger than {limit_bytes} bytes, the router's --max-body-bytes",
+        close=True,  # the client may still be sending what nobody will read
     )

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from coda_bench.engine.server import EngineUnderTest, completion_body
-
-VOCABULARY = 40_000
+from coda_bench.engine.completions import complete, completion_body, random_prompt
+from coda_bench.engine.server import EngineUnderTest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,14 @@ class IdleLoad:
 async def output_tokens_per_s(engine: EngineUnderTest, load: IdleLoad, seed: int) -> float:
     """Return generated tokens per second of one measurement; every request must succeed."""
     rng = random.Random(seed)
-    prompts = [[rng.randrange(1_000, VOCABULARY) for _ in range(load.prompt_tokens)] for _ in range(load.requests)]
+    bodies = [
+        completion_body(engine.model, random_prompt(rng, load.prompt_tokens), load.output_tokens)
+        for _ in range(load.requests)
+    ]
     async with aiohttp.ClientSession(engine.url) as client:
-        started = time.perf_counter()
-        generated = await asyncio.gather(*(_generate(client, engine, prompt, load) for prompt in prompts))
-        return sum(generated) / (time.perf_counter() - started)
+        started_s = time.perf_counter()
+        generated = await asyncio.gather(*(complete(client, body) for body in bodies))
+        return sum(generated) / (time.perf_counter() - started_s)
 
 
 async def alternate(engines: Sequence[EngineUnderTest], load: IdleLoad, repetitions: int) -> list[dict[str, float]]:
@@ -47,10 +49,3 @@ async def alternate(engines: Sequence[EngineUnderTest], load: IdleLoad, repetiti
         order = engines if repetition % 2 == 0 else list(reversed(engines))
         results.append({engine.system: await output_tokens_per_s(engine, load, repetition) for engine in order})
     return results
-
-
-async def _generate(client: aiohttp.ClientSession, engine: EngineUnderTest, prompt: list[int], load: IdleLoad) -> int:
-    body = completion_body(engine.model, prompt, load.output_tokens)
-    async with client.post("/v1/completions", data=body, headers={"Content-Type": "application/json"}) as reply:
-        reply.raise_for_status()
-        return int((await reply.json())["usage"]["completion_tokens"])

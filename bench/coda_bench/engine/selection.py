@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from coda_bench.engine.server import EngineUnderTest, completion_body
+from coda_bench.engine.completions import complete, completion_body, random_prompt
+from coda_bench.engine.server import EngineUnderTest
 from coda_engine.contract.interface import DECISIONS_PATH
 
 CLIENTS = 80
 PROMPT_TOKENS = 3_000
 SHARED_TOKENS = 2_880
-VOCABULARY = 40_000
 WARM_UP_LIMIT_S = 240.0
 
 
@@ -58,9 +58,9 @@ async def measure(engine: EngineUnderTest, window_s: float) -> SelectionCost:
         ]
         try:
             await asyncio.wait_for(warm.wait(), WARM_UP_LIMIT_S)
-            before, started = await _histogram(client), time.perf_counter()
+            before, started_s = await _histogram(client), time.perf_counter()
             await asyncio.sleep(window_s)
-            after, wall_s = await _histogram(client), time.perf_counter() - started
+            after, wall_s = await _histogram(client), time.perf_counter() - started_s
             candidates = await _median_candidates(client)
         finally:
             for task in loops:
@@ -105,11 +105,8 @@ class _Histogram:
 
 def _prompts() -> list[list[int]]:
     rng = random.Random(3_000)
-    shared = [rng.randrange(1_000, VOCABULARY) for _ in range(SHARED_TOKENS)]
-    return [
-        shared + [rng.randrange(1_000, VOCABULARY) for _ in range(PROMPT_TOKENS - SHARED_TOKENS)]
-        for _ in range(CLIENTS)
-    ]
+    shared = random_prompt(rng, SHARED_TOKENS)
+    return [shared + random_prompt(rng, PROMPT_TOKENS - SHARED_TOKENS) for _ in range(CLIENTS)]
 
 
 async def _keep_asking(
@@ -120,11 +117,9 @@ async def _keep_asking(
     served: set[int],
     warm: asyncio.Event,
 ) -> None:
-    body = completion_body(engine.model, list(prompts[index]), output_tokens=1)
+    body = completion_body(engine.model, prompts[index], output_tokens=1)
     while True:
-        async with client.post("/v1/completions", data=body, headers={"Content-Type": "application/json"}) as reply:
-            reply.raise_for_status()
-            await reply.read()
+        await complete(client, body)
         served.add(index)
         if len(served) == len(prompts):
             warm.set()

@@ -2,11 +2,9 @@
 
 import asyncio
 import dataclasses
-import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from coda_bench.ports import free_ports
 from coda_engine.contract.interface import KEYS_PATH, PROFILE_PATH
 from coda_engine.contract.profile import (
     CurvePoint,
@@ -141,7 +140,7 @@ def _process(spec: CodaClusterSpec, system: str, folder: Path, core: int) -> Pro
         name=system,
         python=sys.executable,
         host="127.0.0.1",
-        port=_free_port(),
+        port=free_ports(1)[0],
         model_path=spec.model.source.host_path,
         settings_file=str(folder / "settings.json"),
         profile_file=str(folder / "profile.json"),
@@ -160,9 +159,9 @@ def _environment(extra: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 async def _wait_healthy(url: str, child: asyncio.subprocess.Process, log: Path) -> None:
-    deadline = asyncio.get_running_loop().time() + START_LIMIT_S
+    deadline_s = asyncio.get_running_loop().time() + START_LIMIT_S
     async with aiohttp.ClientSession() as client:
-        while child.returncode is None and asyncio.get_running_loop().time() < deadline:
+        while child.returncode is None and asyncio.get_running_loop().time() < deadline_s:
             try:
                 async with client.get(f"{url}/health") as reply:
                     if reply.status == 200:
@@ -185,16 +184,3 @@ async def _end(child: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     await child.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def completion_body(model: str, prompt: list[int], output_tokens: int) -> bytes:
-    """Return a completion request of exactly these prompt tokens and output length."""
-    return json.dumps(
-        {"model": model, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "temperature": 0}
-    ).encode()

@@ -52,14 +52,12 @@ class LoadResult:
         errors: Requests that failed.
         seconds: Time that counted.
         first_event_ms: Time to the first event, of each request.
-        counted_from_s: Monotonic clock at which counting began, seconds.
     """
 
     requests: int
     errors: int
     seconds: float
     first_event_ms: list[float]
-    counted_from_s: float
 
 
 class _Connection(asyncio.Protocol):
@@ -86,8 +84,7 @@ class _Connection(asyncio.Protocol):
                 self._is_first = False
                 self._first_event_ms = (time.perf_counter() - self._sent_at_s) * 1000
             elif b"\r\n\r\n" in self._head and not self._head.startswith(_OK):
-                self._run.fail(self)
-                self._transport.abort()
+                self._transport.abort()  # counted as it is lost
                 return
         self._tail = (self._tail + data[-5:])[-5:]
         if self._tail == _END:
@@ -114,9 +111,6 @@ class _Run:
     def done(self, first_event_ms: float) -> None:
         if self.is_counting:
             self.first_event_ms.append(first_event_ms)
-
-    def fail(self, connection: _Connection) -> None:
-        self.errors += 1
 
     def lost(self, connection: _Connection) -> None:
         self._connections.discard(connection)
@@ -146,7 +140,7 @@ class _Run:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_REPLIES_S):
                 await self._all_closed.wait()
-        return LoadResult(len(self.first_event_ms), self.errors, seconds, self.first_event_ms, counted_from_s)
+        return LoadResult(len(self.first_event_ms), self.errors, seconds, self.first_event_ms)
 
 
 def _request(load: Load, index: int) -> bytes:

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
 from statistics import quantiles
 
+from coda_bench.ports import free_ports
 from coda_bench.router.cases import Case, Pace
 from coda_bench.router.load import Load, LoadResult
-from coda_bench.router.processes import Running, free_ports, running
+from coda_bench.router.processes import Running, running
 from coda_bench.router.systems import System
 
 MODEL = "mock-model"

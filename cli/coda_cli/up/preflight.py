@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coda_cli.up.machine import LOOPBACK, Machine
+from coda_engine.contract.interface import VLLM_VERSION_FAMILY
 from coda_operator.desired.processes import DEFAULT_CPU_KV_CACHE_BYTES
 from coda_operator.spec import CodaClusterSpec, Device, quantity_bytes
 
@@ -68,10 +69,11 @@ def context_problems(spec: CodaClusterSpec, config: dict[str, object]) -> list[s
 def _software_problems(machine: Machine) -> list[str]:
     if machine.vllm_version is None:
         return [
-            "vLLM is not installed beside this command; run scripts/install, or pip install coda-serving[engine-cpu]"
+            "vLLM is not installed beside this command; run scripts/install (CPU), or "
+            "pip install 'coda-serving[engine,router]' (GPU)"
         ]
-    if not machine.vllm_version.startswith("0.32."):
-        return [f"vLLM {machine.vllm_version} is installed; this version of Coda runs with 0.32.x"]
+    if not machine.vllm_version.startswith(VLLM_VERSION_FAMILY):
+        return [f"vLLM {machine.vllm_version} is installed; this version of Coda runs with {VLLM_VERSION_FAMILY}*"]
     return []
 
 

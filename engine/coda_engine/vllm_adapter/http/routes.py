@@ -10,10 +10,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from coda_engine.contract import interface
 from coda_engine.contract.profile import MAX_PROFILE_BYTES
+from coda_engine.contract.settings import MAX_SETTINGS_BYTES
 from coda_engine.vllm_adapter.http.reader import PagesReader
 from coda_engine.vllm_adapter.telemetry.sessions import delta
-
-_MAX_SETTINGS_BYTES = 64 * 1024
 
 Apply = Callable[[str], Awaitable[dict[str, str]]]
 """Hands a document to the engine; answers when the step in progress has ended."""
@@ -84,7 +83,7 @@ def _add_reads(router: APIRouter, reader: PagesReader) -> None:
 def _add_writes(router: APIRouter, apply_settings: Apply, apply_profile: Apply) -> None:
     @router.put(interface.SETTINGS_PATH)
     async def put_settings(request: Request) -> Response:
-        return _applied(await apply_settings(await _body(request, _MAX_SETTINGS_BYTES)))
+        return _applied(await apply_settings(await _body(request, MAX_SETTINGS_BYTES)))
 
     @router.put(interface.PROFILE_PATH)
     async def put_profile(request: Request) -> Response:

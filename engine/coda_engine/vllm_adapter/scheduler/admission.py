@@ -8,6 +8,7 @@ from itertools import islice
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from coda_engine.contract.interface import FRONTIER_REQUESTS
 from coda_engine.contract.reasons import AdmissionReason
 from coda_engine.policy.cost import StateCostModel
 from coda_engine.policy.state_admission import ReadyRequest, Selection, StateAdmissionPolicy
@@ -33,7 +34,7 @@ class AdmissionPlan:
 
     policy: StateAdmissionPolicy | None = None
     cost: StateCostModel | None = None
-    frontier: int = 64
+    frontier: int = FRONTIER_REQUESTS
 
     @property
     def inspects(self) -> bool:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import Field, ValidationError
 
 from coda_engine.contract.errors import DocumentError, describe_validation_error
+from coda_engine.contract.models import ReportedModel
 from coda_engine.contract.profile import Profile
 from coda_operator.spec import API_VERSION, PROFILE_KIND
 
@@ -18,10 +18,8 @@ MANAGED_BY = "coda-operator"
 """Value of the managed-by label on everything that the operator or its profiling Job makes."""
 
 
-class CodaProfileSpec(BaseModel):
+class CodaProfileSpec(ReportedModel):
     """A measured configuration: written by the profiling Job, read by the operator and by people."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
     spec_key_digest: str = Field(
         min_length=16, max_length=16, description="Digest of the spec key that the profile was measured for."

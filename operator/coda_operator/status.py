@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import Field, ValidationError
+
+from coda_engine.contract.models import ReportedModel
 
 
 class ConditionType(StrEnum):
@@ -67,13 +68,7 @@ class Verdict:
     message: str
 
 
-class StatusModel(BaseModel):
-    """A part of the status: written by this operator, read back tolerantly."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
-
-
-class Condition(StatusModel):
+class Condition(ReportedModel):
     """One condition in Kubernetes' usual form."""
 
     type: str
@@ -84,7 +79,7 @@ class Condition(StatusModel):
     last_transition_time: str = Field(default="", description="When the status last changed, RFC 3339.")
 
 
-class ProfileStatus(StatusModel):
+class ProfileStatus(ReportedModel):
     """Which profile the engines run with."""
 
     name: str = Field(default="", description="The CodaProfile.")
@@ -92,7 +87,7 @@ class ProfileStatus(StatusModel):
     digest: str = Field(default="", description="Digest of the artifact, as the engines report it.")
 
 
-class CodaClusterStatus(StatusModel):
+class CodaClusterStatus(ReportedModel):
     """What the operator saw last."""
 
     observed_generation: int = Field(default=0, description="Generation of the spec that this status is about.")

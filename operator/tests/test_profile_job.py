@@ -9,8 +9,9 @@ from operator_builders import cluster_of, profile_of
 
 from coda_operator.desired.profiling_job import profiling_job
 from coda_operator.errors import JobError
-from coda_operator.profile_job import JobOptions, parse_options, run, running_engine
+from coda_operator.profile_job import JobOptions, parse_options, run
 from coda_operator.profile_object import CodaProfileSpec, profile_object
+from coda_operator.running_engine import running_engine
 
 OWNER = {"apiVersion": "coda-serving.dev/v1alpha1", "kind": "CodaCluster", "name": "demo", "uid": "u"}
 NOWHERE = "http://127.0.0.1:24999"

@@ -1,4 +1,4 @@
-"""The two pydantic bases of every document that crosses a process boundary."""
+"""The pydantic bases of every document that crosses a process boundary, by who writes it and where it is kept."""
 
 import hashlib
 import json
@@ -18,6 +18,12 @@ class AuthoredModel(BaseModel):
     """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+class ReportedModel(BaseModel):
+    """What processes write into Kubernetes objects: camelCase, unknown fields of newer writers ignored."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
 
 class WireModel(BaseModel):

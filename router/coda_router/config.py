@@ -29,7 +29,8 @@ class RouterConfig:
         settings_file: Settings document, read again when it changes; None = defaults.
         api_keys_dir: Folder of API keys, read again when it changes; None = no keys (loopback only).
         cluster_secret: Signs identities; None = engines work from the session name as it is.
-        internal_token: For engines' internal endpoints and this router's own; None = they are open.
+        internal_token: For engines' internal endpoints and this router's own; None = the engines' are open, and its
+            own are on loopback only.
         router_id: This process, as engines attribute requests to it.
         max_body_bytes: Largest request body taken, bytes.
         max_sessions: Most sessions whose last placement is remembered.

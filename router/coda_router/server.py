@@ -15,7 +15,7 @@ import uvicorn
 from coda_engine.contract.errors import DocumentError
 from coda_engine.contract.settings import Settings
 from coda_router.auth import ApiKeys, read_api_keys
-from coda_router.config import RouterConfig
+from coda_router.config import RouterConfig, is_loopback
 from coda_router.dispatch import Dispatcher
 from coda_router.edge.admin import make_admin_app
 from coda_router.edge.client import ClientProtocol
@@ -72,6 +72,7 @@ class Router:
                 self._metrics,
                 router_id=config.router_id,
                 internal_token=config.internal_token,
+                is_loopback=is_loopback(config.host),
             ),
         )
 

@@ -50,7 +50,7 @@ class RunningRouter:
 async def running_router(*workers: ScriptedWorker, **options: Any) -> AsyncIterator[RunningRouter]:
     """Start a router in front of ``workers``."""
     config = RouterConfig(
-        host="127.0.0.1",
+        host=options.pop("host", "127.0.0.1"),
         port=0,
         workers=() if options.get("discovery") else tuple(WorkerAddress.parse(worker.url) for worker in workers),
         router_id=ROUTER_ID,

@@ -34,7 +34,17 @@ async def test_an_unknown_model_is_404_in_anthropic_s_shape_on_messages():
     assert document["error"]["type"] == "not_found_error"
 
 
-@pytest.mark.parametrize("body", [b"{", b"", b'"text"', b'{"model":7}', b'{"model":"small"}x', b"\xff"])
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{", b"", b'"text"', b'{"model":7}', b'{"model":"small"}x', b"\xff",
+        b'{"messages":%b}' % DEEP, b'{"x":%b}' % DEEP, b'{"model":"%b"}' % (b"m" * 4096),
+    ],
+    ids=["open", "empty", "string", "number", "more", "bytes", "deep messages", "deep field", "long model"],
+)  # fmt: skip
 async def test_a_body_that_is_no_request_is_400(body: bytes):
     async with running_worker() as worker, running_router(worker) as router:
         raw = await raw_exchange(router.port, post("/v1/chat/completions", body))
@@ -292,6 +302,18 @@ async def test_settings_change_live_and_are_reported_by_digest(tmp_path):
         async with asyncio.timeout(10):
             while (await router.get("/coda/settings"))[1]["settings"]["placement"]["policy"] != "coda":
                 await asyncio.sleep(0.05)
+
+
+async def test_without_a_token_internal_endpoints_are_closed_to_other_machines(tmp_path):
+    (tmp_path / "alice").write_text("alice-key-1")
+    async with running_worker() as worker:
+        async with running_router(worker, host="127.0.0.1") as router:
+            assert (await router.get("/coda/status"))[0] == 200
+        async with running_router(worker, host="0.0.0.0", api_keys_dir=tmp_path) as router:  # noqa: S104 - the case
+            for path in ("/coda/status", "/coda/decisions", "/coda/settings"):
+                assert (await router.get(path))[0] == 403
+            async with router.session.put(f"{router.url}/coda/settings", json={"version": 1}) as reply:
+                assert reply.status == 403
 
 
 async def test_internal_endpoints_want_the_internal_token():

@@ -9,13 +9,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from coda_engine.contract.errors import DocumentError
 from coda_engine.contract.interface import DECISIONS_PATH, SETTINGS_PATH
-from coda_engine.contract.settings import Settings
+from coda_engine.contract.settings import MAX_SETTINGS_BYTES, Settings
 from coda_router.dispatch import RETRY_AFTER_S, Dispatcher
 from coda_router.live_settings import LiveSettings
 from coda_router.metrics import RouterMetrics
-
-MAX_SETTINGS_BYTES = 64 * 1024
-"""Largest settings document taken."""
 
 
 def make_admin_app(
@@ -25,11 +22,15 @@ def make_admin_app(
     *,
     router_id: str,
     internal_token: str | None,
+    is_loopback: bool,
 ) -> FastAPI:
-    """Return the application for every path that is not proxied."""
+    """Return the application for every path that is not proxied.
+
+    Without an internal token, administration is open where only this machine can reach it, and closed elsewhere.
+    """
     # No generated documentation pages: they would load scripts from elsewhere.
     app = FastAPI(title="Coda router", docs_url=None, redoc_url=None, openapi_url=None)
-    internal = [Depends(_TokenCheck(internal_token))]
+    internal = [Depends(_TokenCheck(internal_token, is_open=is_loopback))]
 
     @app.api_route("/", methods=["GET", "HEAD"])
     async def root() -> dict[str, str]:
@@ -80,7 +81,9 @@ def make_admin_app(
     async def write_settings(request: Request) -> Response:
         body = await request.body()
         if len(body) > MAX_SETTINGS_BYTES:
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a settings document is smaller than 64 KiB")
+            raise HTTPException(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a settings document has at most {MAX_SETTINGS_BYTES} bytes"
+            )
         try:
             settings.replace(Settings.parse(body))
         except DocumentError as error:
@@ -106,12 +109,23 @@ def _describe_workers(dispatcher: Dispatcher) -> list[dict[str, object]]:
 
 
 class _TokenCheck:
-    """Lets a request pass that carries the internal token; everyone where none is configured."""
+    """Lets a request pass that carries the internal token; without one everybody, or nobody.
 
-    def __init__(self, token: str | None) -> None:
+    Args:
+        token: The internal token; None where none is configured.
+        is_open: Whether everybody may pass where none is configured.
+    """
+
+    def __init__(self, token: str | None, *, is_open: bool) -> None:
         self._expected = f"Bearer {token}".encode() if token else None
+        self._is_open = is_open
 
     async def __call__(self, request: Request) -> None:
+        if self._expected is None and not self._is_open:
+            raise HTTPException(
+                HTTPStatus.FORBIDDEN,
+                "this endpoint wants an internal token, and the router has none: start it with --internal-token-file",
+            )
         presented = request.headers.get("authorization", "").encode("latin-1")
         if self._expected is not None and not hmac.compare_digest(presented, self._expected):
             raise HTTPException(HTTPStatus.UNAUTHORIZED, "send the internal token as Authorization: Bearer TOKEN")

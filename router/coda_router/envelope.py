@@ -1,7 +1,7 @@
 """The few fields that the router reads of a request's body; all else stays the bytes that it was."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -9,6 +9,12 @@ from coda_router.errors import Refusal
 
 ENGINE_CONTROL_FIELDS = ("session_id", "priority", "cache_salt", "kv_transfer_params", "vllm_xargs")
 """Body fields by which a client would speak to the engine past the router; vLLM prefers some to headers."""
+
+MAX_MODEL_CHARS = 512
+"""Longest name of a model: names are kept in the decision log and repeated in errors."""
+
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are not JSON, or nested beyond all use."""
 
 _UNSET = msgspec.Raw(b"")
 
@@ -19,7 +25,7 @@ class Envelope(msgspec.Struct, frozen=True):
     Everything that the engine itself judges is raw, so that its message reaches the client, not ours.
     """
 
-    model: str | None = None
+    model: Annotated[str, msgspec.Meta(max_length=MAX_MODEL_CHARS)] | None = None
     messages: msgspec.Raw = _UNSET
     system: msgspec.Raw = _UNSET
     tools: msgspec.Raw = _UNSET
@@ -43,14 +49,14 @@ def read_envelope(body: bytes) -> Envelope:
     """Return the fields that the router needs.
 
     Raises:
-        Refusal: 400; not a JSON object, or ``model`` is no string.
+        Refusal: 400; not a JSON object, nested beyond all use, or ``model`` is no string or too long a one.
     """
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:
         param = "model" if "$.model" in str(error) else None
         raise Refusal(400, "invalid_request", f"the request body does not fit: {error}", param=param) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise Refusal(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
 
 
@@ -68,10 +74,10 @@ def without_engine_controls(body: bytes, envelope: Envelope) -> bytes:
 
 
 def decoded(raw: msgspec.Raw) -> Any:
-    """Return the value of a raw field; None where it is absent or not JSON."""
+    """Return the value of a raw field; None where it is absent, not JSON, or nested too deeply."""
     if raw is _UNSET:
         return None
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         return None

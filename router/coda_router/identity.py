@@ -96,7 +96,7 @@ def _session_in_user_id(user_id: str) -> str:
     if user_id.startswith("{"):
         try:
             fields = json.loads(user_id)
-        except ValueError:
+        except (ValueError, RecursionError):
             return ""
         name = fields.get("session_id")
         return name if isinstance(name, str) else ""

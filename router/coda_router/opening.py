@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from coda_router.envelope import Envelope, decoded
+from coda_router.envelope import NOT_JSON, Envelope, decoded
 
 _BILLING_LINE = "x-anthropic-billing-header:"
 _PROMPT_OPENING_CHARS = 1_024
@@ -60,7 +60,7 @@ def _opening_parts(envelope: Envelope) -> Iterator[str]:
 def _tool_names(tools: msgspec.Raw) -> list[str]:
     try:
         return [tool.name or tool.function.name for tool in _tools_decoder.decode(tools)]
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return []
 
 
@@ -68,13 +68,13 @@ def _until_first_user_message(messages: msgspec.Raw) -> Iterator[str]:
     """Yield the texts of all messages up to the first user message, which is decoded last."""
     try:
         raw_messages = _list_decoder.decode(messages)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         yield from (text[:_PROMPT_OPENING_CHARS] for text in _texts(decoded(messages)))
         return
     for raw in raw_messages:
         try:
             message = _message_decoder.decode(raw)
-        except msgspec.DecodeError:
+        except NOT_JSON:
             return
         yield message.role
         yield from _texts(decoded(message.content))

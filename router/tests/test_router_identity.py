@@ -69,7 +69,11 @@ def test_claude_code_s_metadata_may_be_a_json_string():
     assert session({}, {"metadata": {"user_id": user_id}}) == ("inner", "", SessionSource.METADATA)
 
 
-@pytest.mark.parametrize("metadata", [None, 7, [], {"user_id": 7}, {"user_id": "{"}, {"user_id": "plain"}])
+@pytest.mark.parametrize(
+    "metadata",
+    [None, 7, [], {"user_id": 7}, {"user_id": "{"}, {"user_id": "plain"}, {"user_id": '{"a":' + "[" * 100_000}],
+    ids=["none", "number", "list", "no string", "open", "plain", "deep"],
+)
 def test_metadata_without_a_session_falls_back_to_the_opening(metadata: object):
     assert session({}, {"metadata": metadata})[2] is SessionSource.OPENING
 

@@ -82,7 +82,7 @@ class Telemetry:
     async def _get(self, url: str, token: str | None) -> bytes:
         try:
             async with self._open().get(url, headers=_headers(token)) as response:
-                body = await response.content.read(_MAX_ANSWER_BYTES)
+                body = await _whole(response)
                 if response.status != 200:
                     raise _Unanswered(f"{url}: HTTP {response.status}: {body[:200].decode(errors='replace')}")
                 return body
@@ -93,7 +93,7 @@ class Telemetry:
         headers = {**_headers(token), "Content-Type": "application/json"}
         try:
             async with self._open().put(url, data=body, headers=headers, timeout=_PUT_TIMEOUT) as response:
-                answer = await response.content.read(_MAX_ANSWER_BYTES)
+                answer = await _whole(response)
                 return (
                     "" if response.status == 200 else f"HTTP {response.status}: {answer[:300].decode(errors='replace')}"
                 )
@@ -108,6 +108,16 @@ class Telemetry:
 
 class _Unanswered(Exception):
     """A pod did not answer as asked; only ever turned into a report."""
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """Return the whole body; one read returns only what has arrived so far."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > _MAX_ANSWER_BYTES:
+            raise aiohttp.ClientPayloadError(f"the answer is larger than {_MAX_ANSWER_BYTES} bytes")
+    return bytes(body)
 
 
 def _headers(token: str | None) -> Mapping[str, str]:

@@ -16,7 +16,7 @@ import yaml
 from coda_cli.demo.chat import ChatClient
 from coda_cli.errors import StackError
 from coda_cli.model.catalog import default_model_dir
-from coda_cli.profile_command import write_profile
+from coda_cli.profile_file import write_profile
 from coda_cli.up.cluster_file import read_cluster_file
 from coda_cli.up.machine import free_ports, installed_vllm_version
 from coda_cli.up.process_table import group_members, mapped_shared_memory

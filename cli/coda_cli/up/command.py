@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,10 +21,9 @@ from coda_cli.up.leftovers import clean_up_after_killed_runs
 from coda_cli.up.machine import look_at_machine, model_folder
 from coda_cli.up.preflight import check, context_problems
 from coda_cli.up.process_table import executable
+from coda_cli.up.report import Report, timed_report
 from coda_cli.up.run_record import RunRecord, StateDir, state_root
 from coda_cli.up.stack import Place, Stack
-
-Report = Callable[[str], None]
 
 SERVING = " serves at "
 """Part of the line that says that requests are served."""
@@ -46,7 +45,7 @@ def up(file: Path, port: int | None, profile_file: Path | None, stop_with_stdin:
     """
     _end_on_sigterm()
     cluster = read_cluster_file(file)
-    report = _reporter()
+    report = timed_report()
     root = state_root(os.environ)
     for name in clean_up_after_killed_runs(root):
         report(f"cleaned up what a killed `coda up` of {name} had left")
@@ -175,15 +174,6 @@ def _all_running() -> list[RunRecord]:
 
 def _alive(record: RunRecord) -> bool:
     return executable(record.pid) == record.python
-
-
-def _reporter() -> Report:
-    started_s = time.monotonic()
-
-    def report(line: str) -> None:
-        click.echo(f"[{time.monotonic() - started_s:6.1f} s] {line}")
-
-    return report
 
 
 def _end_on_sigterm() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coda_cli.up.machine import LOOPBACK, SHARED_MEMORY_DIR, core_list
+from coda_cli.up.run_record import internal_token_file
 from coda_engine.contract.profile import SpecKey
 from coda_operator.desired.processes import (
     EnginePlace,
@@ -48,12 +49,12 @@ class Folders:
     @property
     def cluster_secret_file(self) -> Path:
         """The secret that signs identity values between router and engines."""
-        return self.scratch / "secrets" / "cluster-secret"
+        return self.internal_token_file.with_name("cluster-secret")
 
     @property
     def internal_token_file(self) -> Path:
         """The token of the engines' internal endpoints."""
-        return self.scratch / "secrets" / "internal-token"
+        return internal_token_file(self.scratch)
 
 
 def make_folders(spec: CodaClusterSpec) -> Folders:

@@ -1,16 +1,15 @@
 """The engines' profile: a stored one that they accept, or one measured now."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from coda_cli.errors import StackError
-from coda_cli.profile_command import write_profile
+from coda_cli.profile_file import write_profile
+from coda_cli.up.report import Report
 from coda_engine.contract.errors import ContractError, ProfileRefusedError
 from coda_engine.contract.profile import Profile, SpecKey
 from coda_engine.contract.reasons import Feature
 from coda_engine.profiling import EngineClient, EngineRequestError, MeasurementError, ProfilingError, measure_profile
-
-Report = Callable[[str], None]
 
 _MEASUREMENT_TRIES = 2
 

@@ -45,7 +45,7 @@ class RunRecord:
     @property
     def internal_token_file(self) -> Path:
         """Where the token of the engines' internal endpoints is."""
-        return Path(self.scratch_dir) / "secrets" / "internal-token"
+        return internal_token_file(Path(self.scratch_dir))
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
@@ -125,6 +125,11 @@ class RunLog:
     def _change(self, **changes: tuple[int, ...] | tuple[str, ...]) -> None:
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]
         self._state.write(self.record)
+
+
+def internal_token_file(scratch: Path) -> Path:
+    """Return where a run keeps the token of its internal endpoints, below its private folder."""
+    return scratch / "secrets" / "internal-token"
 
 
 def state_root(environment: Mapping[str, str]) -> Path:

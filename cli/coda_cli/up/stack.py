@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,11 @@ from coda_cli.up.leftovers import end_run
 from coda_cli.up.machine import LOOPBACK, Machine, free_ports
 from coda_cli.up.process_table import group_members, mapped_shared_memory
 from coda_cli.up.profiles import provide_profile, require_given_profile, stored_profile_file
+from coda_cli.up.report import Report
 from coda_cli.up.run_record import RunLog, RunRecord, StateDir, boot_id
 from coda_cli.up.supervised import SupervisedProcess, Supervision
 from coda_engine.profiling import EngineClient
 from coda_operator.spec import ProfilingMode
-
-Report = Callable[[str], None]
 
 END_GRACE_S = 5.0
 ROUTER_STARTUP_TIMEOUT_S = 60.0

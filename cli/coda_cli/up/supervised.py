@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +13,9 @@ from coda_cli.errors import StackError
 from coda_cli.up.backoff import Backoff
 from coda_cli.up.leftovers import remove_shared_memory, signal_groups, wait_until_gone
 from coda_cli.up.machine import LOOPBACK
+from coda_cli.up.report import Report
 from coda_cli.up.run_record import RunLog
 from coda_operator.desired.processes import ProcessSpec
-
-Report = Callable[[str], None]
 
 PROGRESS_INTERVAL_S = 5.0
 _POLL_S = 0.25

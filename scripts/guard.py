@@ -3,13 +3,16 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 SOURCE_ROOTS = ("engine", "router", "operator", "bench", "cli")
 MAX_MODULE_LINES = 330
 LOCK_FILES = re.compile(r"(^|/)(uv|poetry|pdm|Pipfile)\.lock$")
 HOST_OF_A_REGISTRY = re.compile(r"https?://[^\s\"']+(\.whl|\.crate|/simple/?$|/-/[^\s\"']+\.tgz|/@v/)")
+EXTRAS_OF_AN_IMAGE = re.compile(r"requirements\.py pyproject\.toml ([a-z -]+) >")
 
 
 def problems(files: list[str]) -> list[str]:
@@ -29,6 +32,8 @@ def problems(files: list[str]) -> list[str]:
             found.append(f"{name}: contains a path of one machine")
         if HOST_OF_A_REGISTRY.search(text) and name != "scripts/guard.py":
             found.append(f"{name}: contains a download address of a package registry")
+        asked = set(" ".join(EXTRAS_OF_AN_IMAGE.findall(text)).split())
+        found += [f"{name}: pyproject.toml has no extra {extra}" for extra in sorted(asked - set(EXTRAS))]
         lines = text.count("\n")
         if path.suffix == ".py" and "tests" not in parts and "e2e" not in parts and lines > MAX_MODULE_LINES:
             found.append(f"{name}: {lines} lines; split it where its second subject begins")

@@ -96,6 +96,16 @@ def test_resources_are_merged_field_by_field():
         (engine_patch(image="x"), r"image: belongs to Coda; use spec\.engine\.image"),
         (engine_patch(env=[{"name": "CODA_SPEC_KEY", "value": ""}]), "CODA_SPEC_KEY belongs to Coda"),
         (engine_patch(**{"$patch": "delete"}), "cannot be deleted"),
+        ({"metadata": 5}, r"podTemplate\.metadata: must be a mapping"),
+        ({"metadata": {"labels": 5}}, r"metadata\.labels: must be a mapping"),
+        ({"metadata": {"labels": None}}, r"metadata\.labels: must be a mapping \(given: None\)"),
+        ({"spec": None}, r"podTemplate\.spec: must be a mapping"),
+        ({"spec": {"containers": 5}}, r"spec\.containers: must be a list"),
+        ({"spec": {"containers": None}}, r"spec\.containers: must be a list"),
+        ({"spec": {"containers": [{"name": {}}]}}, r"containers\[0\]: needs name"),
+        ({"spec": {"volumes": [{"name": ["x"]}]}}, r"volumes\[0\]: needs name"),
+        (engine_patch(env=5), r"containers\[0\]\.env: must be a list"),
+        (engine_patch(env=None), r"containers\[0\]\.env: must be a list \(given: None\)"),
     ],
 )
 def test_a_wrong_patch_is_refused_naming_the_field_and_the_remedy(patch: dict[str, Any], words: str):

@@ -67,7 +67,7 @@ def _merge_named_list(name: str, base: list[Any], patch: list[Any], path: str) -
     key = _MERGE_KEYS[name]
     merged = {item[key]: item for item in base}
     for index, item in enumerate(patch):
-        if not isinstance(item, Mapping) or key not in item:
+        if not isinstance(item, Mapping) or not isinstance(item.get(key), str | int):
             raise PodTemplateError(f"{path}[{index}]: needs {key}, by which it is merged")
         if item.get(_DIRECTIVE) == "delete":
             merged.pop(item[key], None)
@@ -80,21 +80,17 @@ def _merge_named_list(name: str, base: list[Any], patch: list[Any], path: str) -
 
 def _refuse_owned_metadata(template: Mapping[str, Any], patch: Mapping[str, Any]) -> None:
     """The selector finds pods by these labels; another value would orphan them."""
-    metadata = patch.get("metadata") or {}
-    if not isinstance(metadata, Mapping):
-        raise PodTemplateError(f"{_FIELD}.metadata: must be a mapping (given: {metadata!r})")
-    for label in metadata.get("labels") or {}:
+    metadata = _mapping_in(patch, "metadata", _FIELD)
+    for label in _mapping_in(metadata, "labels", f"{_FIELD}.metadata"):
         if label in template["metadata"]["labels"]:
             raise PodTemplateError(f"{_FIELD}.metadata.labels: {label} belongs to Coda; use another label")
 
 
 def _refuse_owned_container_fields(template: Mapping[str, Any], patch: Mapping[str, Any]) -> None:
     """Command line and Coda's variables follow from the rest of the spec (``spec.engine.extraArgs`` adds to them)."""
-    spec = patch.get("spec") or {}
-    if not isinstance(spec, Mapping):
-        raise PodTemplateError(f"{_FIELD}.spec: must be a mapping (given: {spec!r})")
     engine = template["spec"]["containers"][0]["name"]
-    for index, container in enumerate(spec.get("containers") or []):
+    containers = _list_in(_mapping_in(patch, "spec", _FIELD), "containers", f"{_FIELD}.spec")
+    for index, container in enumerate(containers):
         if not isinstance(container, Mapping) or container.get("name") != engine:
             continue
         path = f"{_FIELD}.spec.containers[{index}]"
@@ -104,7 +100,23 @@ def _refuse_owned_container_fields(template: Mapping[str, Any], patch: Mapping[s
             if field in container:
                 instead = "spec.engine.image" if field == "image" else "spec.engine.extraArgs"
                 raise PodTemplateError(f"{path}.{field}: belongs to Coda; use {instead}")
-        for variable in container.get("env") or []:
+        for variable in _list_in(container, "env", path):
             name = str(variable.get("name", "")) if isinstance(variable, Mapping) else ""
             if name.startswith("CODA_") or name == "VLLM_PLUGINS":
                 raise PodTemplateError(f"{path}.env: {name} belongs to Coda; remove it")
+
+
+def _mapping_in(patch: Mapping[str, Any], name: str, path: str) -> Mapping[str, Any]:
+    """Return a mapping of the patch in which something is Coda's, so that null may not remove it as a whole."""
+    value = patch.get(name, {})
+    if not isinstance(value, Mapping):
+        raise PodTemplateError(f"{path}.{name}: must be a mapping (given: {value!r})")
+    return value
+
+
+def _list_in(patch: Mapping[str, Any], name: str, path: str) -> list[Any]:
+    """Return a list of the patch in which something is Coda's, as :func:`_mapping_in` does it."""
+    value = patch.get(name, [])
+    if not isinstance(value, list):
+        raise PodTemplateError(f"{path}.{name}: must be a list (given: {value!r})")
+    return value

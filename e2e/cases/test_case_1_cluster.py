@@ -23,7 +23,7 @@ from coda_cli.demo.agent import TASKS, Agent
 from coda_cli.demo.chat import ChatClient
 from coda_cli.demo.tools import Workbench
 from coda_cli.errors import CliError
-from coda_engine.profiling import EngineClient
+from coda_engine.profiling import ProcessClient
 
 pytestmark = pytest.mark.cluster
 
@@ -59,7 +59,7 @@ class Served:
 
     def decisions(self) -> list[dict[str, Any]]:
         """Return the router's placements."""
-        return EngineClient(self.url, self.internal_token).decisions(0).decisions
+        return ProcessClient(self.url, self.internal_token).decisions(0).decisions
 
     def cluster(self) -> dict[str, Any]:
         return self.kubectl.get("codacluster", NAME)

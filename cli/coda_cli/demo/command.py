@@ -20,7 +20,7 @@ from coda_cli.up.cluster_file import read_cluster_file
 from coda_cli.up.command import SERVING
 from coda_cli.up.machine import LOOPBACK, free_ports
 from coda_cli.up.run_record import StateDir, state_root
-from coda_engine.profiling import EngineClient
+from coda_engine.profiling import EngineClient, ProcessClient
 
 _EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "smollm2-cpu.yaml"
 _POLL_S = 0.2
@@ -55,7 +55,7 @@ def demo(file: Path, port: int | None, keep: bool) -> None:
         if record is None:
             raise StackError("the stack ended at once; see the lines above")
         token = record.internal_token_file.read_text(encoding="ascii")
-        engine, router = EngineClient(record.engine_urls[0], token), EngineClient(url, token)
+        engine, router = EngineClient(record.engine_urls[0], token), ProcessClient(url, token)
         play(url, engine, router, cluster.spec.model.name, Path(scratch), View())
         if keep:
             _say_how_to_go_on(url, cluster.spec.model.name, cluster.name)

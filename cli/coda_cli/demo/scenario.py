@@ -10,7 +10,7 @@ from coda_cli.demo.agent import TASKS, Agent, Round, Step
 from coda_cli.demo.chat import ChatClient, Reply
 from coda_cli.demo.tools import Workbench
 from coda_cli.demo.view import View
-from coda_engine.profiling import EngineClient
+from coda_engine.profiling import EngineClient, ProcessClient
 
 _QUESTION = "What is the capital of France?"
 _DOCUMENT_LINES = 44
@@ -18,7 +18,7 @@ _NEXT_ARRIVAL_S = 0.2
 _RUSH_STEP = Step("Say in one sentence what you did.", None)
 
 
-def play(url: str, engine: EngineClient, router: EngineClient, model: str, scratch: Path, view: View) -> None:
+def play(url: str, engine: EngineClient, router: ProcessClient, model: str, scratch: Path, view: View) -> None:
     """Play the whole demo: a question, two agents side by side, and a rush hour that admission has to order."""
     view.capabilities(engine.snapshot())
     view.section("A question")

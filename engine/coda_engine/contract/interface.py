@@ -46,7 +46,8 @@ KEYS_PATH = "/coda/keys"
 """GET: ``{"spec_key_digest": ..., "full_key": FullKey}``."""
 
 SETTINGS_PATH = "/coda/settings"
-"""GET: ``{"digest": ..., "settings": ...}``. PUT a settings document: ``{"digest": ...}`` or 400."""
+"""GET: ``{"digest": ..., "settings": ...}``. PUT a settings document: ``{"digest": ...}`` or 400
+(a router: 413 for one that is too large)."""
 
 PROFILE_PATH = "/coda/profile"
 """GET: the profile in force, or 404. PUT a profile: ``{"digest": ...}``, 400 unreadable, 409 refused
@@ -55,7 +56,7 @@ with ``{"reason": ..., "detail": ...}``; a refused profile leaves the one in for
 DECISIONS_PATH = "/coda/decisions"
 """GET ``?since=N``: the latest state-admission decisions (at most 256), oldest first, as
 ``{"next": N, "decisions": [{"sequence", "request_id", "reason", "wait_ms", "state_cost_ms",
-"candidates", "feasible", "reordered"}]}``."""
+"candidates", "feasible", "reordered"}]}``. A router answers its placements (at most 512) in the same form."""
 
 FRONTIER_REQUESTS = 64
 """Most waiting requests that one admission decision looks at; a router holds back beyond as many."""

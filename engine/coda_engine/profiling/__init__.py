@@ -4,7 +4,7 @@
 ``plan`` and ``fit`` are pure.
 """
 
-from coda_engine.profiling.engine import EngineClient
+from coda_engine.profiling.engine import EngineClient, ProcessClient
 from coda_engine.profiling.errors import EngineBusyError, EngineRequestError, MeasurementError, ProfilingError
 from coda_engine.profiling.measure import measure_profile
 
@@ -13,6 +13,7 @@ __all__ = [
     "EngineClient",
     "EngineRequestError",
     "MeasurementError",
+    "ProcessClient",
     "ProfilingError",
     "measure_profile",
 ]

@@ -1,4 +1,4 @@
-"""The engine as the profiler sees it: a handful of blocking HTTP requests, one connection each."""
+"""The engine as the profiler and other tools see it: a handful of blocking HTTP requests, one connection each."""
 
 import http.client
 import json
@@ -33,8 +33,8 @@ class Decisions:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineClient:
-    """One engine's address.
+class ProcessClient:
+    """The address of an engine or a router, and what both of them answer.
 
     Attributes:
         url: Base URL, ``http://host:port``.
@@ -43,6 +43,52 @@ class EngineClient:
 
     url: str
     internal_token: str | None = None
+
+    def decisions(self, since: int) -> Decisions:
+        """Return the decisions from sequence number ``since`` on that are still kept: admissions, or placements.
+
+        Raises:
+            EngineRequestError: Not there, or the token is wrong.
+        """
+        answer = self._json("GET", f"{DECISIONS_PATH}?since={since}")
+        return Decisions(int(answer["next"]), list(answer["decisions"]))
+
+    def _json(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+        data = self._body(method, path, body)
+        try:
+            answer = json.loads(data)
+        except ValueError as error:
+            raise EngineRequestError(f"{self.url}{path} answered something that is not JSON") from error
+        if not isinstance(answer, dict):
+            raise EngineRequestError(f"{self.url}{path} answered JSON that is not an object")
+        return answer
+
+    def _body(self, method: str, path: str, body: bytes | None = None, timeout_s: float = _SHORT_TIMEOUT_S) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        if self.internal_token is not None and path.startswith("/coda/"):
+            headers["Authorization"] = f"Bearer {self.internal_token}"
+        address = urlsplit(self.url)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=timeout_s)
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            data = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineRequestError(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise EngineRequestError(
+                f"{method} {self.url}{path} answered {response.status}{_advice(response.status, path)}",
+                response.status,
+                data.decode(errors="replace")[:_KEPT_BODY_CHARS],
+            )
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class EngineClient(ProcessClient):
+    """One engine's address."""
 
     def full_key(self) -> FullKey:
         """Return the engine's own key.
@@ -98,43 +144,6 @@ class EngineClient:
             if error.status != 409:
                 raise
             raise _refusal(error.body) from error
-
-    def decisions(self, since: int) -> Decisions:
-        """Return the decisions from sequence number ``since`` on that are still kept."""
-        answer = self._json("GET", f"{DECISIONS_PATH}?since={since}")
-        return Decisions(int(answer["next"]), list(answer["decisions"]))
-
-    def _json(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-        data = self._body(method, path, body)
-        try:
-            answer = json.loads(data)
-        except ValueError as error:
-            raise EngineRequestError(f"{self.url}{path} answered something that is not JSON") from error
-        if not isinstance(answer, dict):
-            raise EngineRequestError(f"{self.url}{path} answered JSON that is not an object")
-        return answer
-
-    def _body(self, method: str, path: str, body: bytes | None = None, timeout_s: float = _SHORT_TIMEOUT_S) -> bytes:
-        headers = {"Content-Type": "application/json"}
-        if self.internal_token is not None and path.startswith("/coda/"):
-            headers["Authorization"] = f"Bearer {self.internal_token}"
-        address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=timeout_s)
-        try:
-            connection.request(method, path, body, headers)
-            response = connection.getresponse()
-            data = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise EngineRequestError(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise EngineRequestError(
-                f"{method} {self.url}{path} answered {response.status}{_advice(response.status, path)}",
-                response.status,
-                data.decode(errors="replace")[:_KEPT_BODY_CHARS],
-            )
-        return data
 
 
 def _advice(status: int, path: str) -> str:

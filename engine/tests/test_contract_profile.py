@@ -78,12 +78,24 @@ def test_a_profile_that_failed_its_own_check_is_refused():
         ((1024, 900.0), (128, 100.0)),
         ((128, 100.0), (1024, float("nan"))),
         ((128, 100.0), (1024, 90.0)),
+        ((128, 100.0), (10**400, 900.0)),
     ],
-    ids=["one point", "not sorted", "NaN", "cost falls"],
+    ids=["one point", "not sorted", "NaN", "cost falls", "no number of tokens"],
 )
 def test_a_curve_that_cannot_be_true_is_not_a_profile(points):
     with pytest.raises(ValidationError):
         profile(points=points)
+
+
+@pytest.mark.parametrize(
+    ("measured_ms", "predicted_ms"),
+    [("0.0", "1.0"), ("-5.0", "1.0"), ("NaN", "1.0"), ("5.0", "NaN"), ("5.0", "-Infinity")],
+)
+def test_a_check_that_says_nothing_is_not_a_profile(measured_ms, predicted_ms):
+    document = profile(held_out=((512, 77.0, 88.0),)).to_json()
+    document = document.replace(b"77.0", measured_ms.encode()).replace(b"88.0", predicted_ms.encode())
+    with pytest.raises(DocumentError, match="held_out"):
+        Profile.from_json(document)
 
 
 def test_a_profile_survives_the_wire_with_its_digest():

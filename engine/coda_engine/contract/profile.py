@@ -16,6 +16,11 @@ from coda_engine.contract.reasons import Reason
 
 PROFILE_SCHEMA_VERSION = 1
 MAX_PROFILE_BYTES = 64 * 1024
+MAX_X = 2**50
+"""Largest tokens or bytes of a point."""
+
+MIN_MEASURED_MS = 0.001
+"""Shortest time that a held-out point may have taken: errors are relative to it."""
 
 
 class SpecKey(WireModel):
@@ -93,7 +98,7 @@ def _flat(key: FullKey) -> dict[str, object]:
 class CurvePoint(WireModel):
     """One measured point of a cost curve: ``x`` in the curve's unit (tokens or bytes), median and spread in ms."""
 
-    x: int = Field(ge=0)
+    x: int = Field(ge=0, le=MAX_X)
     ms: float = Field(ge=0, allow_inf_nan=False)
     spread_ms: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     repetitions: int = Field(default=1, ge=1)
@@ -102,9 +107,9 @@ class CurvePoint(WireModel):
 class HeldOutPoint(WireModel):
     """A point that the curve was not built from: measured against predicted, milliseconds."""
 
-    x: int
-    measured_ms: float
-    predicted_ms: float
+    x: int = Field(ge=0, le=MAX_X)
+    measured_ms: float = Field(ge=MIN_MEASURED_MS, allow_inf_nan=False)
+    predicted_ms: float = Field(ge=0, allow_inf_nan=False)
 
     @property
     def relative_error(self) -> float:

@@ -78,6 +78,13 @@ def test_every_wrong_field_is_named_at_once(coda: Coda, cluster_file: ClusterFil
     [
         ("kind: [CodaCluster", "is not YAML"),
         ("kind: CodaCluster\nkind: CodaCluster\n", "line 2, column 1 is not YAML: kind is given twice"),
+        (
+            "kind: CodaCluster\nmetadata: 2024-13-45\n",
+            "that cannot be: month must be in 1..12",
+        ),
+        ("kind: CodaCluster\nmetadata: !!timestamp soon\n", "has a date or tagged value that cannot be"),
+        ("kind: CodaCluster\nmetadata: !!bool perhaps\n", "has a date or tagged value that cannot be"),
+        ("metadata: " + "[" * 5000, "is nested too deeply"),
         ("", "kind: needs one document of kind CodaCluster (found: nothing)"),
         ("- a\n- b\n", "found: list"),
         ("kind: CodaCluster\n---\nkind: CodaCluster\n", "has 2 documents of kind CodaCluster"),

@@ -59,6 +59,11 @@ def _documents(path: Path, text: str) -> list[Any]:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         raise PreflightError(f"{path}:{where} is not YAML: {getattr(error, 'problem', None) or error}") from error
+    except RecursionError as error:
+        raise PreflightError(f"{path}: is nested too deeply") from error
+    except (ValueError, KeyError, AttributeError) as error:
+        # How the library fails on a value that is not of the type that its form or tag says, such as 2024-13-45.
+        raise PreflightError(f"{path}: has a date or tagged value that cannot be: {error}; quote it") from error
 
 
 def _only_cluster(path: Path, documents: list[Any]) -> dict[str, Any]:

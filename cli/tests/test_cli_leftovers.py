@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,3 +162,16 @@ def test_a_semaphore_is_found_under_its_lasting_name() -> None:
         process.terminate()
     remove_shared_memory(found)
     assert found == {f"/dev/shm/sem.{name}"}
+
+
+def test_a_record_of_another_boot_or_without_a_lock_is_no_run_to_end(
+    coda: Callable[..., Any], tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
+) -> None:
+    state = StateDir(tmp_path / "state" / "coda" / "t")
+    state.path.mkdir(parents=True)
+    for changes in ({"boot_id": "another boot"}, {}):
+        state.write(record(tmp_path, pid=sleeper.pid, **changes))
+        ended = coda("down", "t")
+        assert ended.code != 0
+        assert "t does not run here" in ended.err
+        assert sleeper.poll() is None

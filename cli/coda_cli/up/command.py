@@ -22,7 +22,7 @@ from coda_cli.up.machine import look_at_machine, model_folder
 from coda_cli.up.preflight import check, context_problems
 from coda_cli.up.process_table import executable
 from coda_cli.up.report import Report, timed_report
-from coda_cli.up.run_record import RunRecord, StateDir, state_root
+from coda_cli.up.run_record import RunRecord, StateDir, boot_id, state_root
 from coda_cli.up.stack import Place, Stack
 
 SERVING = " serves at "
@@ -168,12 +168,14 @@ def _running(name: str | None) -> RunRecord:
 
 def _all_running() -> list[RunRecord]:
     root = state_root(os.environ)
-    records = [StateDir(path).read() for path in sorted(root.iterdir())] if root.is_dir() else []
-    return [record for record in records if record is not None and _alive(record)]
+    states = [StateDir(path) for path in sorted(root.iterdir())] if root.is_dir() else []
+    records = [record for state in states if (record := state.read()) is not None and state.is_locked()]
+    return [record for record in records if _alive(record)]
 
 
 def _alive(record: RunRecord) -> bool:
-    return executable(record.pid) == record.python
+    """Return whether the run's ``coda up`` lives; another boot's, or another program's, process id is not it."""
+    return record.boot_id == boot_id() and executable(record.pid) == record.python
 
 
 def _end_on_sigterm() -> None:

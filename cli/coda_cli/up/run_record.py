@@ -85,6 +85,13 @@ class StateDir:
         """Remove the record: nothing of the run is left."""
         (self.path / _RECORD_FILE).unlink(missing_ok=True)
 
+    def is_locked(self) -> bool:
+        """Return whether a process holds the folder's lock: a run that lives does."""
+        if not self.path.is_dir():
+            return False
+        with self.lock(wait=False) as was_free:
+            return not was_free
+
     @contextmanager
     def lock(self, *, wait: bool) -> Iterator[bool]:
         """Hold the folder's lock while the block runs; yields False when another process holds it (wait=False)."""

@@ -47,7 +47,18 @@ def test_every_owned_argument_is_refused_by_name(argument):
 
 
 @pytest.mark.parametrize(
-    "spelling", ["--scheduler_cls=x", "-tp", "--kv_transfer_config.kv_role", "--scheduler-c", "--data-par=2"]
+    "spelling",
+    [
+        "--scheduler_cls=x",
+        "-tp",
+        "--kv_transfer_config.kv_role",
+        "--scheduler-c",
+        "--data-par=2",
+        "-dpn=1",
+        "-dph",
+        "-sc",
+        "-asc=2",
+    ],
 )
 def test_other_spellings_of_owned_arguments_are_refused(spelling):
     assert len(owned_argument_problems([spelling])) == 1

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+_ONE_WORKER = "one engine process is one Coda worker: use spec.engine.replicas"
+
 OWNED_ARGUMENTS: dict[str, str] = {
     "--model": "use spec.model",
     "--served-model-name": "use spec.model.servedNames",
@@ -13,11 +15,33 @@ OWNED_ARGUMENTS: dict[str, str] = {
     "--kv-transfer-config": "reserved for Coda's KV shadow",
     "--kv-offloading-size": "reserved for Coda's KV shadow",
     "--kv-offloading-backend": "reserved for Coda's KV shadow",
-    "--data-parallel-size": "one engine process is one Coda worker: use spec.engine.replicas",
-    "--api-server-count": "one engine process is one Coda worker: use spec.engine.replicas",
+    "--ec-transfer-config": "not supported by state admission",
+    "--data-parallel-size": _ONE_WORKER,
+    "--data-parallel-size-local": _ONE_WORKER,
+    "--data-parallel-rank": _ONE_WORKER,
+    "--data-parallel-start-rank": _ONE_WORKER,
+    "--data-parallel-address": _ONE_WORKER,
+    "--data-parallel-rpc-port": _ONE_WORKER,
+    "--data-parallel-backend": _ONE_WORKER,
+    "--data-parallel-hybrid-lb": _ONE_WORKER,
+    "--data-parallel-external-lb": _ONE_WORKER,
+    "--data-parallel-multi-port-external-lb": _ONE_WORKER,
+    "--api-server-count": _ONE_WORKER,
+    "--headless": _ONE_WORKER,
+    "--nnodes": "an engine runs on one node",
+    "--node-rank": "an engine runs on one node",
+    "--api-key": "API keys are the router's: use spec.router.apiKeySecret",
+    "--ssl-keyfile": "the router speaks to engines over plain HTTP",
+    "--ssl-certfile": "the router speaks to engines over plain HTTP",
+    "--grpc": "the router speaks to engines over plain HTTP",
     "--tensor-parallel-size": "use spec.engine.gpus",
     "--pipeline-parallel-size": "not supported by state admission",
+    "--prefill-context-parallel-size": "not supported by state admission",
+    "--decode-context-parallel-size": "not supported by state admission",
     "--speculative-config": "not supported by state admission",
+    "--spec-method": "not supported by state admission",
+    "--spec-model": "not supported by state admission",
+    "--spec-tokens": "not supported by state admission",
     "--middleware": "Coda's plug-in serves the engine's internal endpoints",
     "--worker-cls": "reserved for Coda's KV shadow",
     "--worker-extension-cls": "reserved for Coda's KV shadow",
@@ -27,7 +51,26 @@ OWNED_ARGUMENTS: dict[str, str] = {
 }
 """Argument to the reason it is Coda's, or the field to use instead."""
 
-_SHORT_FORMS = {"-dp": "--data-parallel-size", "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size"}
+_SHORT_FORMS = {
+    "-dp": "--data-parallel-size",
+    "-dpl": "--data-parallel-size-local",
+    "-dpn": "--data-parallel-rank",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-dpm": "--data-parallel-multi-port-external-lb",
+    "-asc": "--api-server-count",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-sc": "--speculative-config",
+}
 
 
 def owned_argument_problems(extra_args: Sequence[str]) -> list[str]:

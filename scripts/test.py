@@ -83,6 +83,7 @@ def main(names: Sequence[str]) -> int:
 def all_suites(*, long: bool) -> list[Suite]:
     """Return every suite, in the order that finds faults soonest."""
     pytest = (PYTHON, "-m", "pytest", "-q", "--durations=5")
+    on_vllm = (*pytest, "-m", "vllm and not gpu")
     bench = (PYTHON, "-m", "coda_cli", "bench")
     size = "--full" if long else "--quick"
     out = ROOT / "build/bench"
@@ -100,7 +101,13 @@ def all_suites(*, long: bool) -> list[Suite]:
             ),
         ),
         Suite("unit", "tests without vLLM or a cluster", ((*pytest, "-m", "not vllm and not cluster and not gpu"),)),
-        Suite("vllm", "tests on real vLLM engines (CPU)", ((*pytest, "-m", "vllm and not gpu"),), missing_vllm),
+        Suite(
+            "vllm",
+            "tests on real vLLM engines (CPU)",
+            # Two processes: an engine inside a test process leaves its mark on the environment of that process.
+            ((*on_vllm, "engine/tests"), (*on_vllm, "--ignore=engine/tests")),
+            missing_vllm,
+        ),
         Suite(
             "bench",
             f"benchmarks run to their end ({size})",

@@ -84,3 +84,12 @@ def test_more_threads_than_cores_is_remarked() -> None:
 )
 def test_cores_are_written_as_ranges(cores: tuple[int, ...], text: str) -> None:
     assert core_list(cores) == text
+
+
+def test_fields_that_only_a_cluster_uses_are_remarked_when_they_are_written() -> None:
+    spec = spec_with(engine={"gpuResource": "nvidia.com/mig-1g.10gb"}, profiling={"timeoutSeconds": 90})
+    notes = check(spec, MACHINE, 8080).notes
+    assert [note.split(" ")[0] for note in notes if "only in a cluster" in note] == [
+        "spec.engine.gpuResource",
+        "spec.profiling.timeoutSeconds",
+    ]

@@ -83,7 +83,7 @@ def run(options: JobOptions, write: Callable[[dict[str, Any]], None], say: Calla
     with running_engine(options.engine_argv) as engine:
         say(f"waiting for the engine, at most {options.startup_timeout_s:.0f} s")
         engine.wait_until_healthy(options.engine_url, options.startup_timeout_s)
-        token = options.internal_token_file.read_text().strip() if options.internal_token_file else None
+        token = _token(options.internal_token_file)
         try:
             profile = measure_profile(EngineClient(options.engine_url, token), quick=options.quick, progress=say)
         except ProfilingError as error:
@@ -92,6 +92,13 @@ def run(options: JobOptions, write: Callable[[dict[str, Any]], None], say: Calla
     write(item)
     say(f"wrote CodaProfile {item['metadata']['name']}, digest {profile.digest()}")
     return profile
+
+
+def _token(file: Path | None) -> str | None:
+    try:
+        return file.read_text().strip() if file is not None else None
+    except OSError as error:
+        raise JobError(f"--internal-token-file {file}: cannot be read: {error.strerror}") from error
 
 
 def _end_on_sigterm(_signal: int, _frame: FrameType | None) -> None:

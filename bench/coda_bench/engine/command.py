@@ -41,7 +41,7 @@ FULL = Size(IdleLoad(output_tokens=128), idle_repetitions=16, selection_window_s
 
 @click.command()
 @click.option("--case", "cases", default=",".join(CASES), show_default=True, help="Cases, separated by commas.")
-@click.option("--quick/--full", default=False, help="Fewer repetitions (some minutes), or the full measurement.")
+@click.option("--quick/--full", default=True, show_default=True, help="Some minutes, or half an hour.")
 @click.option("--model", "model_path", type=click.Path(path_type=Path, exists=True, file_okay=False), default=None,
               help="Folder of the model; default: the built-in one, made when absent.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="JSON lines go here.")

@@ -138,7 +138,9 @@ def child_environment(surroundings: Mapping[str, str], temporary: Path, cache: P
         temporary: The run's TMPDIR.
         cache: Coda's folder in the user's cache.
     """
-    environment = kept_byte_code(surroundings, cache)
+    # What another engine's processes were told is not for these; ProcessSpec.env says all that they need.
+    own = {name: value for name, value in surroundings.items() if not name.startswith("CODA_")}
+    environment = kept_byte_code(own, cache)
     environment["TMPDIR"] = str(temporary)
     environment["PYTHONUNBUFFERED"] = "1"
     environment.setdefault("VLLM_NO_USAGE_STATS", "1")

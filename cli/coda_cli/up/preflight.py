@@ -148,6 +148,8 @@ def _notes(spec: CodaClusterSpec, machine: Machine) -> list[str]:
             ("spec.engine.gpuProduct", engine.gpu_product),
             ("spec.router.image", router.image),
             ("spec.router.apiKeySecret", router.api_key_secret),
+            ("spec.engine.gpuResource", "gpu_resource" in engine.model_fields_set),
+            ("spec.profiling.timeoutSeconds", "timeout_seconds" in spec.profiling.model_fields_set),
         )
         if given
     ]

@@ -68,6 +68,11 @@ class Stack:
         self._key = spec.spec_key(place.machine.vllm_version or "")
         self._stored_profile = stored_profile_file(place.cache, self._key)
         given = place.given_profile
+        if given is not None and spec.profiling.mode is ProfilingMode.DISABLED:
+            raise StackError(
+                f"--profile {given}: spec.profiling.mode is Disabled, so that no profile is used; set it to Required, "
+                "or leave --profile out"
+            )
         self._given_profile = require_given_profile(given, self._key) if given is not None else None
         self._folders = layout.make_folders(spec)
         self._engine_ports = free_ports(place.port + 1, spec.engine.replicas)
@@ -184,8 +189,10 @@ class Stack:
     def _processes(self) -> tuple[list[SupervisedProcess], SupervisedProcess]:
         spec, place = self._cluster.spec, self._place
         ports = self._engine_ports
+        # An engine that is started again loads what the first one was given.
+        profile = place.given_profile.absolute() if place.given_profile is not None else self._stored_profile
         engines = layout.engine_processes(
-            spec, self._key, self._folders, ports, place.model_path, self._stored_profile, place.machine.cores
+            spec, self._key, self._folders, ports, place.model_path, profile, place.machine.cores
         )
         router = layout.router_process_here(self._folders, place.port, ports)
         environment = layout.child_environment(place.surroundings, self._folders.temporary, place.cache)

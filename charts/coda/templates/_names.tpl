@@ -41,8 +41,12 @@ hands to the profiling Jobs and routers.
   verbs: [get, list, watch]
 # Children that are read by name only: no right to list anybody's Secrets or ConfigMaps.
 - apiGroups: [""]
-  resources: [configmaps, secrets, services, serviceaccounts]
+  resources: [configmaps, services, serviceaccounts]
   verbs: [get, create, patch, delete]
+# Made once and never changed: no right to change anybody's Secrets.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, create, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
   verbs: [get, create, patch, delete]

@@ -4,6 +4,7 @@ import pytest
 
 from coda_engine.contract.errors import IdentityError
 from coda_engine.contract.identity import Identity, Isolation, cache_salt, pack, unpack, untrusted_salt
+from coda_engine.contract.snapshot import session_key
 
 SECRET = b"the cluster's secret"
 IDENTITY = Identity("acme", "session/1 é", parent="root", router_id="r1", attempt=1, tier=2, ready_age_ms=12.5)
@@ -56,3 +57,14 @@ def test_shared_isolation_has_no_salt():
 def test_an_untrusted_client_never_gets_a_tenants_salt():
     assert untrusted_salt("acme", SECRET) != cache_salt(Identity("acme", "s"), SECRET, Isolation.TENANT)
     assert untrusted_salt("a", SECRET) != untrusted_salt("b", SECRET)
+
+
+def test_names_that_are_no_unicode_are_told_apart_like_any_other():
+    """JSON may hold half a surrogate pair; an error on it would end the identity feature for everybody."""
+    half, other_half = "\ud800", "\udc00"
+    assert untrusted_salt(half, SECRET) != untrusted_salt(other_half, SECRET)
+    assert session_key("", half) != session_key("", other_half)
+    tenants = (cache_salt(Identity(tenant, "s"), SECRET, Isolation.TENANT) for tenant in (half, other_half))
+    assert len(set(tenants)) == 2
+    with pytest.raises(IdentityError):
+        unpack(f"coda1.{half}.x", SECRET)

@@ -87,12 +87,15 @@ def cache_salt(identity: Identity, secret: bytes, isolation: Isolation) -> str |
     """Return the salt of the tenant's KV blocks; None shares equal prefixes between tenants."""
     if isolation is Isolation.SHARED:
         return None
-    return hmac.new(secret, b"salt\0" + identity.tenant.encode(), hashlib.sha256).hexdigest()[:32]
+    return hmac.new(secret, b"salt\0" + identity.tenant.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()[
+        :32
+    ]
 
 
 def untrusted_salt(claimed_session: str | None, secret: bytes) -> str:
     """Return a salt that no tenant has, the same for equal claims, so clients without a router still reuse."""
-    return "u-" + hmac.new(secret, b"untrusted\0" + (claimed_session or "").encode(), hashlib.sha256).hexdigest()[:30]
+    claim = (claimed_session or "").encode("utf-8", "surrogatepass")
+    return "u-" + hmac.new(secret, b"untrusted\0" + claim, hashlib.sha256).hexdigest()[:30]
 
 
 def _sign(body: bytes, secret: bytes) -> bytes:

@@ -155,7 +155,7 @@ def session_key(tenant: str, session: str) -> str:
     """Return the hashed name of a tenant's session, 32 hex digits; never reveals either."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (tenant, session):
-        encoded = part.encode()
+        encoded = part.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(4, "big"))
         digest.update(encoded)
     return digest.hexdigest()

@@ -118,3 +118,12 @@ def test_an_unreadable_profile_names_its_field():
 def test_specifications_that_differ_have_different_keys():
     assert SpecKey(model="m").digest() != SpecKey(model="m", quantization="fp8").digest()
     assert SpecKey(model="m").digest() == SpecKey(model="m").digest()
+
+
+def test_a_message_about_a_document_does_not_repeat_it():
+    with pytest.raises(DocumentError) as no_json:
+        Profile.from_json(b"no JSON " * 1000)
+    assert len(str(no_json.value)) < 200
+    with pytest.raises(DocumentError, match=r"full_key: .*\(given: 'xxx.*\.\.\.\)") as long_value:
+        Profile.from_json(b'{"full_key":"%b"}' % (b"x" * 60_000))
+    assert len(str(long_value.value)) < 500

@@ -40,6 +40,10 @@ class ProfileRefusedError(ContractError):
         self.detail = detail
 
 
+MAX_SHOWN_CHARS = 120
+"""Longest value that is repeated in a message: messages go on into logs, snapshots and conditions."""
+
+
 def field_path(location: Iterable[int | str]) -> str:
     """Return a pydantic error location the way a person writes it: ``spec.tiers[2].name``."""
     path = ""
@@ -62,7 +66,12 @@ def describe_validation_error(error: ValidationError, root: str) -> str:
             lines.append(f"{path}: unknown field; remove it or check its spelling")
             continue
         message = item["msg"].removeprefix("Value error, ")
-        given = item.get("input")
-        shown = "" if isinstance(given, dict | list) or item["type"] == "missing" else f" (given: {given!r})"
+        # Text that is no JSON at all is the whole document, not a field's value.
+        is_shown = item["type"] not in ("missing", "json_invalid") and not isinstance(item.get("input"), dict | list)
+        shown = f" (given: {_shortened(repr(item.get('input')))})" if is_shown else ""
         lines.append(f"{path}: {message[:1].lower()}{message[1:]}{shown}")
     return "\n".join(lines)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."

@@ -41,7 +41,8 @@ def main() -> None:
     """Run the command line; a mistake of the user ends with a message and exit code 2, never a stack trace."""
     try:
         coda(prog_name="coda")
-    except (CliError, ContractError) as error:
+    except (CliError, ContractError, OSError, UnicodeDecodeError) as error:
+        # The last two: a folder that may not be written, a full disk, a file that is no text.
         click.echo(f"coda: {error}", err=True)
         sys.exit(2)
 

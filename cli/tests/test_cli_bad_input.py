@@ -172,3 +172,20 @@ def test_other_commands_say_what_they_need(coda: Coda, arguments: tuple[str, ...
     assert outcome.code == 2
     assert message in outcome.err
     assert "Traceback" not in outcome.err
+
+
+def test_a_folder_of_state_that_cannot_be_made_is_named(
+    coda: Coda, cluster_file: ClusterFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    outcome = coda("up", "-f", cluster_file())
+    assert outcome.code == 2
+    assert "/proc/nowhere" in outcome.err
+
+
+def test_a_token_file_that_is_no_text_is_a_message(coda: Coda, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"\xff\xfe")
+    outcome = coda("profile", "--engine", "http://127.0.0.1:9", "--apply", "--internal-token-file", file)
+    assert outcome.code == 2
+    assert "can't decode" in outcome.err

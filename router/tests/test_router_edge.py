@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 
 import pytest
 from router_harness import ROUTER_ID, SECRET, chat_body, post, raw_exchange, running_router, until
@@ -132,6 +133,20 @@ async def test_a_client_that_does_not_come_to_its_next_request_is_hung_up_on(
         async with asyncio.timeout(2):
             await reader.read()
         writer.close()
+
+
+async def test_a_client_that_vanished_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    made, connection_made = [], client.ClientProtocol.connection_made
+
+    def remember(protocol: client.ClientProtocol, transport: asyncio.Transport) -> None:
+        connection_made(protocol, transport)
+        made.append(transport.get_extra_info("socket"))
+
+    monkeypatch.setattr(client.ClientProtocol, "connection_made", remember)
+    async with running_worker() as worker, running_router(worker) as router:
+        await router.chat()
+        assert made[0].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert 0 < made[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 120_000
 
 
 async def test_a_reply_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch):

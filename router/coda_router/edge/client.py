@@ -17,6 +17,16 @@ MAX_HEADER_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 60.0
 """Longest time that a client may take to send a request's head, from its connection or the head's first byte on."""
 
+_KEEPALIVE_OPTIONS = (
+    # A client that vanished without closing its connection, or takes nothing of its reply any more, is noticed
+    # within two minutes, however silent the reply is meanwhile.
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000),
+)
+
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -71,6 +81,9 @@ class ClientProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        connected_socket = transport.get_extra_info("socket")
+        for level, option, value in _KEEPALIVE_OPTIONS:
+            connected_socket.setsockopt(level, option, value)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:

@@ -32,7 +32,11 @@ _FILE = click.Path(path_type=Path)
     "--api-keys-dir", type=_FILE, help="Folder of API keys: a file's name is the tenant, its content the key."
 )
 @click.option("--cluster-secret-file", type=_FILE, help="Secret that signs identities for the engines.")
-@click.option("--internal-token-file", type=_FILE, help="Token of the internal endpoints (/coda/...).")
+@click.option(
+    "--internal-token-file",
+    type=_FILE,
+    help="Token of the internal endpoints (/coda/...); without it they are open on loopback and closed elsewhere.",
+)
 @click.option("--router-id", help="Name by which engines attribute requests; default: host name and a random part.")
 @click.option(
     "--max-body-bytes",

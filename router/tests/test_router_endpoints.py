@@ -12,7 +12,13 @@ from router_harness import running_router, until
 from scripted_worker import running_worker
 
 from coda_router.errors import ConfigurationError
+from coda_router.fleet import endpoints
 from coda_router.fleet.endpoints import KubernetesService, workers_of
+
+
+@pytest.fixture(autouse=True)
+def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "RETRY_INTERVAL_S", 0.05)
 
 
 def endpoint(address: str, pod: str = "", **conditions: bool) -> dict[str, Any]:

@@ -108,6 +108,19 @@ def test_a_secret_that_cannot_be_read_trusts_nobody(vllm_config, tmp_path):
     assert "every request is untrusted" in state.detail
 
 
+def test_a_request_that_breaks_identification_is_not_trusted_and_the_next_one_is(vllm_config, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+    runtime = attach(new_scheduler(vllm_config, 50), {"CODA_CLUSTER_SECRET_FILE": str(secret)})
+    broken, fine = request(pack(ALICE, SECRET), cache_salt="bob's"), request(pack(ALICE, SECRET))
+    broken.sampling_params.extra_args = ["not", "a", "mapping"]
+    runtime.identify(broken)
+    runtime.identify(fine)
+    assert broken.cache_salt.startswith("u-")
+    assert broken.priority == LOWEST_TIER
+    assert fine.cache_salt == cache_salt(ALICE, SECRET, Isolation.TENANT)
+
+
 def test_an_unknown_isolation_is_tenant(vllm_config, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(SECRET)

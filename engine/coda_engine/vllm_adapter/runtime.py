@@ -85,11 +85,14 @@ class EngineRuntime:
 
     def identify(self, request: EngineCoreRequest) -> None:
         """Override what the request says about itself (input thread)."""
-        if not self.capabilities.is_closed(Feature.IDENTITY):
-            try:
-                self._identity_rules.apply(request, self.identities)
-            except Exception as error:
-                self.capabilities.close_after_error(Feature.IDENTITY, error)
+        if self.capabilities.is_closed(Feature.IDENTITY):
+            return
+        try:
+            self._identity_rules.apply(request, self.identities)
+        except Exception:
+            # Closed, not open: who cannot be identified must not reach a tenant's prefixes; others are not affected.
+            logger.exception("coda Identity: a request could not be identified and is not trusted")
+            self._identity_rules.distrust(request, self.identities)
 
     def step_scheduled(self, output: SchedulerOutput) -> None:
         """Count the step, close its admission decisions and publish."""

@@ -46,16 +46,17 @@ class IdentityRules:
         try:
             identity = unpack(request.session_id or "", self.secret)
         except IdentityError:
-            self._distrust(request, table)
+            self.distrust(request, table)
             return
         request.session_id = session_key(identity.tenant, identity.session)
         request.cache_salt = cache_salt(identity, self.secret, self.isolation)
         request.priority = _tier(identity.tier)
         table.put(request.request_id, _kept(identity), trusted=True)
 
-    def _distrust(self, request: EngineCoreRequest, table: IdentityTable) -> None:
-        assert self.secret is not None  # noqa: S101 - apply has checked
-        request.cache_salt = untrusted_salt(request.session_id, self.secret)
+    def distrust(self, request: EngineCoreRequest, table: IdentityTable) -> None:
+        """Give ``request`` a salt that no tenant has and the lowest tier; without a secret nobody has a salt."""
+        if self.secret is not None:
+            request.cache_salt = untrusted_salt(request.session_id, self.secret)
         request.session_id = None
         request.priority = LOWEST_TIER
         table.put(request.request_id, RequestIdentity(tier=LOWEST_TIER), trusted=False)

@@ -105,7 +105,7 @@ def all_suites(*, long: bool) -> list[Suite]:
             "vllm",
             "tests on real vLLM engines (CPU)",
             # Two processes: an engine inside a test process leaves its mark on the environment of that process.
-            ((*on_vllm, "engine/tests"), (*on_vllm, "--ignore=engine/tests")),
+            ((*on_vllm, "engine/tests"), (*on_vllm, "cli/tests")),
             missing_vllm,
         ),
         Suite(

@@ -65,7 +65,9 @@ def wait_until(condition: Callable[[], bool], limit_s: float, explain: Callable[
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    environment = os.environ | {
+    # An engine inside this test process would leave variables that change the engines of the run.
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("CODA_", "VLLM_", "OMP_"))}
+    environment = own | {
         "CODA_MODEL_DIR": str(default_model_dir(os.environ)),
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),

@@ -116,7 +116,7 @@ def all_suites(*, long: bool) -> list[Suite]:
                 (*bench, "router", size, "--out", str(out / "router.jsonl")),
             ),
             missing_vllm,
-            limit_s=7200 if long else 600,
+            limit_s=7200 if long else 1200,
         ),
         Suite(
             "cluster",

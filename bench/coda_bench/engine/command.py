@@ -28,15 +28,17 @@ class Size:
         idle: Load of one idle measurement.
         idle_repetitions: Pairs of idle measurements.
         selection_window_s: Window of each selection measurement.
+        selection_churn: Also measure selection while blocks are evicted and inserted all the time.
     """
 
     idle: IdleLoad
     idle_repetitions: int
     selection_window_s: float
+    selection_churn: bool
 
 
-QUICK = Size(IdleLoad(output_tokens=64), idle_repetitions=4, selection_window_s=15)
-FULL = Size(IdleLoad(output_tokens=128), idle_repetitions=16, selection_window_s=60)
+QUICK = Size(IdleLoad(output_tokens=64), idle_repetitions=4, selection_window_s=15, selection_churn=False)
+FULL = Size(IdleLoad(output_tokens=128), idle_repetitions=16, selection_window_s=60, selection_churn=True)
 
 
 @click.command()
@@ -68,7 +70,8 @@ async def _run(cases: list[str], size: Size, model_path: Path) -> list[Row]:
         rows += await _idle(size, model_path)
     if "selection" in cases:
         rows += await _selection(size, model_path, "selection", kv_cache="1400M")
-        rows += await _selection(size, model_path, "selection-churn", kv_cache="400M")
+        if size.selection_churn:
+            rows += await _selection(size, model_path, "selection-churn", kv_cache="400M")
     return [replace(row, model=model_path.name, machine=machine_description()) for row in rows]
 
 

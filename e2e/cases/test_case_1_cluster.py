@@ -281,6 +281,13 @@ def test_fewer_replicas_change_nothing_else(served: Served):
 
 
 def test_a_settled_cluster_is_left_in_peace(served: Served):
+    # A Deployment counts the pods that still drain, so its status changes until they are gone.
+    wait_for(
+        "the other engine to be gone",
+        lambda: len(served.kubectl.find("pods", ENGINE_PODS)) == 1,
+        SETTLE_TIMEOUT_S,
+        served.state,
+    )
     time.sleep(5)
     before = versions(served)
     time.sleep(15)

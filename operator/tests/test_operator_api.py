@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from coda_operator.observe import observe, read_cluster
 from coda_operator.observed import Key
 from coda_operator.profile_object import profile_object
 from coda_operator.reconcile import Reconciler
-from coda_operator.spec import API_VERSION
+from coda_operator.spec import API_VERSION, GROUP
 from coda_operator.telemetry import Telemetry
 from coda_operator.watchdog import Watchdog
 
@@ -48,8 +49,18 @@ def kubeconfig() -> Iterator[Path]:
         patch.setenv("KUBECONFIG", str(path))
         for definition in (coda_cluster_definition(), coda_profile_definition()):
             kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", given=json.dumps(definition))
-        kubectl("wait", "--for=condition=Established", "crd", "codaclusters.coda-serving.dev", "--timeout=30s")
+        for plural in ("codaclusters", "codaprofiles"):
+            kubectl("wait", "--for=condition=Established", "crd", f"{plural}.{GROUP}", "--timeout=30s")
+            wait_until_served(f"{plural}.{GROUP}")
         yield path
+
+
+def wait_until_served(resource: str) -> None:
+    """Wait until a new kind can be listed: an API server answers 429 while it makes the kind's storage."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while subprocess.run(["kubectl", "get", resource, "-A"], capture_output=True, timeout=TIMEOUT_S).returncode:
+        assert time.monotonic() < deadline_s, f"{resource} is not served"
+        time.sleep(0.2)
 
 
 @pytest.fixture

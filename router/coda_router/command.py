@@ -1,10 +1,12 @@
 """``coda router`` and ``python -m coda_router``: the options, and errors as one line."""
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,6 +21,21 @@ MIN_SECRET_CHARS = 16
 """Shortest cluster secret that is accepted."""
 
 _FILE = click.Path(path_type=Path)
+
+
+class Seconds(click.FloatRange):
+    """A bounded number of seconds; "nan" compares with no bound and is refused by itself."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds.
+
+        Raises:
+            click.BadParameter: Not a number within the bounds.
+        """
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value} is not a number of seconds", param, ctx)
+        return seconds
 
 
 @click.command("router", short_help="Place requests on engines and relay their replies.")
@@ -56,11 +73,11 @@ _FILE = click.Path(path_type=Path)
     "--max-held-seconds",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(0.01),
+    type=Seconds(0.01, 86_400),
     help="Longest time to hold one back.",
 )
 @click.option(
-    "--grace-seconds", default=30.0, show_default=True, type=click.FloatRange(0),
+    "--grace-seconds", default=30.0, show_default=True, type=Seconds(0, 86_400),
     help="Time that requests in flight get after SIGTERM.",
 )  # fmt: skip
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))

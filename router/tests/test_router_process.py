@@ -32,6 +32,14 @@ async def listening_port(process: Process) -> int:
     raise AssertionError("the router ended before it listened")
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+@pytest.mark.parametrize("option", ["--grace-seconds", "--max-held-seconds"])
+def test_a_time_that_is_no_time_is_refused_by_option(option, value):
+    result = CliRunner().invoke(router, ["--workers", "http://127.0.0.1:9", f"{option}={value}"])
+    assert result.exit_code == 2
+    assert option in result.output
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -94,6 +94,6 @@ def _owned(name: str) -> str | None:
     """Return the owned argument that ``name`` is, or abbreviates (argparse takes unique prefixes)."""
     if name in OWNED_ARGUMENTS:
         return name
-    if name.startswith("--") and len(name) > 5:
+    if name.startswith("--") and len(name) > 2:
         return next((owned for owned in OWNED_ARGUMENTS if owned.startswith(name)), None)
     return None

@@ -277,7 +277,12 @@ def test_fewer_replicas_change_nothing_else(served: Served):
     assert after["spec"]["template"] == deployment["spec"]["template"]
     assert {name: pod["metadata"]["uid"] for name, pod in served.pods(ENGINE_PODS).items()}.items() <= before.items()
     assert served.pods(ROUTER_PODS).keys() == routers
-    assert served.cluster()["status"]["replicas"] == 1
+    wait_for(
+        "the status to count one engine",
+        lambda: served.cluster()["status"]["replicas"] == 1,
+        SETTLE_TIMEOUT_S,
+        served.state,
+    )
 
 
 def test_a_settled_cluster_is_left_in_peace(served: Served):

@@ -24,7 +24,6 @@ from coda_engine.contract.profile import (
     Profile,
     Provenance,
 )
-from coda_engine.contract.settings import Settings
 from coda_operator.desired.processes import EnginePlace, ProcessSpec, engine_process
 from coda_operator.spec import CodaClusterSpec
 
@@ -72,23 +71,20 @@ def bench_spec(model_path: Path, *, kv_cache: str, max_running: int) -> CodaClus
 
 
 @asynccontextmanager
-async def running_engine(
-    spec: CodaClusterSpec, system: str, *, core: int, settings: Settings | None = None
-) -> AsyncIterator[EngineUnderTest]:
+async def running_engine(spec: CodaClusterSpec, system: str, *, core: int) -> AsyncIterator[EngineUnderTest]:
     """Start an engine bound to ``core``, yield it once healthy, and end its whole process group after.
 
     Args:
         spec: What to serve.
         system: ``stock`` starts the same command line without Coda's plug-ins.
         core: CPU that the model's computation is bound to.
-        settings: Settings at start; default: the document's defaults.
 
     Raises:
         EngineStartError: Not healthy within START_LIMIT_S.
     """
     folder = Path(tempfile.mkdtemp(prefix="coda-bench-"))
     try:
-        (folder / "settings.json").write_text((settings or spec.settings()).model_dump_json(by_alias=True))
+        (folder / "settings.json").write_text(spec.settings().model_dump_json(by_alias=True))
         process = _process(spec, system, folder, core)
         with (folder / "log").open("wb") as log:
             child = await asyncio.create_subprocess_exec(

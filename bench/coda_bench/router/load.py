@@ -1,7 +1,9 @@
 """A closed loop of streaming requests: a fixed number of connections, each with one request in flight.
 
-``python -m coda_bench.router.load`` reads a :class:`Load` as JSON from standard input and prints a
-:class:`LoadResult` as JSON; a process of its own, so that nothing shares its interpreter.
+``python -m coda_bench.router.load FILE`` reads a :class:`Load` as JSON from standard input, says on standard
+output when counting begins and ends, and writes a :class:`LoadResult` as JSON to FILE: it has a time for each
+request and may be far larger than a pipe takes at once. A process of its own, so that nothing shares its
+interpreter.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import uvloop
 
@@ -164,7 +167,7 @@ def main() -> None:
     load = Load(**json.loads(sys.stdin.readline()))
     gc.disable()
     result = uvloop.run(_Run(load).run())
-    print(json.dumps(asdict(result)), flush=True)
+    Path(sys.argv[1]).write_text(json.dumps(asdict(result)))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from http.client import HTTPConnection
+from pathlib import Path
 from statistics import quantiles
 
 from coda_bench.ports import free_ports
@@ -128,19 +130,23 @@ def _sample(
 
 
 def _run_load(load: Load, process: Running | None) -> tuple[LoadResult, float]:
-    """Run one load in a process of its own; return its result and the system's CPU seconds meanwhile."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "coda_bench.router.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as loader:
-        if loader.stdin is None or loader.stdout is None:
-            raise RuntimeError("the load generator has no pipes")
-        loader.stdin.write(json.dumps(asdict(load)) + "\n")
-        loader.stdin.flush()
-        marks = []
-        for _ in ("counting", "counted"):
-            loader.stdout.readline()
-            marks.append(process.cpu_s() if process else 0.0)
-        line = loader.stdout.readline()
-    if not line:
-        raise RuntimeError("the load generator ended without a result")
-    return LoadResult(**json.loads(line)), marks[1] - marks[0]
+    """Run one load in a process of its own; return its result and the system's CPU seconds meanwhile.
+
+    Raises:
+        RuntimeError: The load generator failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="coda-bench-") as folder:
+        result = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "coda_bench.router.load", str(result)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as loader:
+            if loader.stdin is None or loader.stdout is None:
+                raise RuntimeError("the load generator has no pipes")
+            loader.stdin.write(json.dumps(asdict(load)) + "\n")
+            loader.stdin.flush()
+            marks = []
+            for _ in ("counting", "counted"):
+                loader.stdout.readline()
+                marks.append(process.cpu_s() if process else 0.0)
+        if loader.returncode != 0:
+            raise RuntimeError(f"the load generator ended with status {loader.returncode}")
+        return LoadResult(**json.loads(result.read_text())), marks[1] - marks[0]

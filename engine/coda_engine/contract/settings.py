@@ -101,11 +101,42 @@ class ExecutionAdmissionSettings(AuthoredModel):
         return self
 
 
+class ReclaimPolicyName(StrEnum):
+    """Orders in which a live engine gives up cached KV."""
+
+    TOOL_AWARE = "tool-aware"
+    LRU = "lru"
+    CACHEWISE = "cachewise"
+    IDLENESS = "idleness"
+
+
+class ReclaimSettings(AuthoredModel):
+    """Whose cached KV leaves HBM first when blocks are needed (paper section 6)."""
+
+    policy: ReclaimPolicyName = Field(
+        default=ReclaimPolicyName.TOOL_AWARE,
+        description="Order within the victim window: tool-aware (published KV of the session predicted to stay away "
+        "longest, by the tool it waits for), lru (vLLM's own), cachewise or idleness (those systems' orders).",
+    )
+    window_blocks: int = Field(
+        default=4_096,
+        ge=0,
+        le=1_000_000,
+        description="How many free KV blocks a choice looks at, from the least recently used; 0 = vLLM's own order.",
+    )
+    learn_online: bool = Field(
+        default=False,
+        description="Fit the tools' times to this engine's own sessions (an extension of the paper, which predicts "
+        "from a fixed prior).",
+    )
+
+
 class AdmissionSettings(AuthoredModel):
-    """Both admission decisions of an engine."""
+    """What an engine decides: both admissions, and what leaves HBM for them."""
 
     state: StateAdmissionSettings = StateAdmissionSettings()
     execution: ExecutionAdmissionSettings = ExecutionAdmissionSettings()
+    reclaim: ReclaimSettings = ReclaimSettings()
 
 
 class PlacementPolicyName(StrEnum):

@@ -9,15 +9,8 @@ from typing import Any
 
 import pytest
 
-from coda_engine.contract.profile import (
-    CurvePoint,
-    FullKey,
-    HeldOutPoint,
-    PrefillProfile,
-    Profile,
-    Provenance,
-    SpecKey,
-)
+from coda_engine.contract.profile import SpecKey
+from coda_engine.profiling.assumed import assumed_key, assumed_profile
 
 Coda = Callable[..., Any]
 ClusterFile = Callable[..., Path]
@@ -118,19 +111,8 @@ def test_a_port_in_use_is_named_and_its_owner_is_left_alone(coda: Coda, cluster_
 def test_a_profile_of_another_configuration_is_refused_before_anything_starts(
     coda: Coda, cluster_file: ClusterFile, tmp_path: Path
 ) -> None:
-    key = FullKey(
-        spec=SpecKey(model="another"), model_digest="", hardware="another CPU", vllm_version="0.32.0",
-        adapter_digest="", block_size=32, attention_backend="", graph_mode="", max_batched_tokens=512,
-        max_context_tokens=8192,
-    )  # fmt: skip
-    prefill = PrefillProfile(
-        points=[CurvePoint(x=64, ms=60), CurvePoint(x=128, ms=120)],
-        held_out=[HeldOutPoint(x=96, measured_ms=90, predicted_ms=90)],
-        error_bound=0.2,
-    )
-    provenance = Provenance(measured_at="2026-01-01T00:00:00+00:00", duration_s=1, coda_version="0", quick=True)
     file = tmp_path / "profile.json"
-    file.write_bytes(Profile(full_key=key, prefill=prefill, provenance=provenance).to_json())
+    file.write_bytes(assumed_profile(assumed_key(SpecKey(model="another"))).to_json())
     outcome = coda("up", "-f", cluster_file(), "--profile", file)
     assert outcome.code == 2
     assert "--profile" in outcome.err

@@ -12,7 +12,7 @@ from coda_cli.up.machine import Machine
 from coda_cli.up.run_record import StateDir
 from coda_cli.up.stack import Place, Stack
 from coda_engine.contract.interface import ENV_PROFILE_FILE
-from coda_engine.contract.profile import CurvePoint, FullKey, HeldOutPoint, PrefillProfile, Profile, Provenance
+from coda_engine.profiling.assumed import assumed_key, assumed_profile
 from coda_operator.desired.processes import ProcessSpec
 
 MACHINE = Machine(
@@ -22,18 +22,8 @@ MACHINE = Machine(
 
 
 def given_profile(cluster: ClusterFile, folder: Path) -> Path:
-    key = FullKey(
-        spec=cluster.spec.spec_key("0.32.0"), model_digest="", hardware="", vllm_version="0.32.0", adapter_digest="",
-        block_size=32, attention_backend="", graph_mode="", max_batched_tokens=512, max_context_tokens=8192,
-    )  # fmt: skip
-    prefill = PrefillProfile(
-        points=[CurvePoint(x=64, ms=60), CurvePoint(x=128, ms=120)],
-        held_out=[HeldOutPoint(x=96, measured_ms=90, predicted_ms=90)],
-        error_bound=0.2,
-    )
-    provenance = Provenance(measured_at="2026-01-01T00:00:00+00:00", duration_s=1, coda_version="0", quick=True)
     file = folder / "given.json"
-    file.write_bytes(Profile(full_key=key, prefill=prefill, provenance=provenance).to_json())
+    file.write_bytes(assumed_profile(assumed_key(cluster.spec.spec_key("0.32.0"))).to_json())
     return file
 
 

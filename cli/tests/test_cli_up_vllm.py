@@ -22,9 +22,9 @@ from coda_cli.up.machine import free_ports, installed_vllm_version
 from coda_cli.up.process_table import group_members, mapped_shared_memory
 from coda_cli.up.profiles import stored_profile_file
 from coda_cli.up.run_record import RunRecord, StateDir, state_root
-from coda_engine.contract.profile import CurvePoint, FullKey, HeldOutPoint, PrefillProfile, Profile, Provenance
 from coda_engine.contract.reasons import Feature
 from coda_engine.profiling import EngineClient
+from coda_engine.profiling.assumed import assumed_key, assumed_profile
 
 pytestmark = pytest.mark.vllm
 
@@ -114,17 +114,7 @@ def answer(record: RunRecord) -> str:
 
 def store_profile_of_another_machine(cache: Path) -> None:
     key = read_cluster_file(EXAMPLE).spec.spec_key(installed_vllm_version() or "")
-    full_key = FullKey(
-        spec=key, model_digest="", hardware="another CPU", vllm_version="0.32.0", adapter_digest="", block_size=32,
-        attention_backend="", graph_mode="", max_batched_tokens=512, max_context_tokens=8192,
-    )  # fmt: skip
-    prefill = PrefillProfile(
-        points=[CurvePoint(x=64, ms=60), CurvePoint(x=128, ms=120)],
-        held_out=[HeldOutPoint(x=96, measured_ms=90, predicted_ms=90)],
-        error_bound=0.2,
-    )
-    provenance = Provenance(measured_at="2026-01-01T00:00:00+00:00", duration_s=1, coda_version="0", quick=True)
-    profile = Profile(full_key=full_key, prefill=prefill, provenance=provenance)
+    profile = assumed_profile(assumed_key(key, hardware="another CPU"))
     write_profile(profile, stored_profile_file(cache, key))
 
 

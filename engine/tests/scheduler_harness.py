@@ -21,9 +21,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from coda_engine.contract.profile import CurvePoint, FullKey, HeldOutPoint, PrefillProfile, Profile, Provenance
 from coda_engine.contract.reasons import Feature
 from coda_engine.contract.settings import AdmissionSettings, Settings, StateAdmissionPolicyName, StateAdmissionSettings
+from coda_engine.profiling.assumed import assumed_profile
 from coda_engine.vllm_adapter.compat import Gate, check, installed_version
 from coda_engine.vllm_adapter.config import AdapterConfig
 from coda_engine.vllm_adapter.runtime import EngineRuntime
@@ -96,20 +96,6 @@ def attach(scheduler: Scheduler, environment: Mapping[str, str] | None = None, g
     return EngineRuntime.attach(scheduler, adapter_config(environment), gates or open_gates())
 
 
-def profile_for(key: FullKey, ms_per_token: float = 1.0) -> Profile:
-    """Return a profile of ``key`` in which prefill costs a fixed time per token."""
-    points = [CurvePoint(x=tokens, ms=tokens * ms_per_token) for tokens in (64, 512, 4096)]
-    return Profile(
-        full_key=key,
-        prefill=PrefillProfile(
-            points=points,
-            held_out=[HeldOutPoint(x=1024, measured_ms=1024 * ms_per_token, predicted_ms=1024 * ms_per_token)],
-            error_bound=0.1,
-        ),
-        provenance=Provenance(measured_at="2026-01-01T00:00:00Z", duration_s=1.0, coda_version="0", quick=True),
-    )
-
-
 def settings_json(policy: StateAdmissionPolicyName = StateAdmissionPolicyName.TIERED_AGING, **state: int) -> str:
     """Return a settings document with this state-admission policy."""
     settings = Settings(admission=AdmissionSettings(state=StateAdmissionSettings(policy=policy, **state)))
@@ -118,7 +104,7 @@ def settings_json(policy: StateAdmissionPolicyName = StateAdmissionPolicyName.TI
 
 def use_tiered_aging(runtime: EngineRuntime, **state: int) -> None:
     """Give the engine a profile of its own and Tiered-Aging."""
-    assert "digest" in runtime.apply_profile(profile_for(runtime.control.full_key).to_json().decode())
+    assert "digest" in runtime.apply_profile(assumed_profile(runtime.control.full_key).to_json().decode())
     assert "digest" in runtime.apply_settings(settings_json(**state))
 
 

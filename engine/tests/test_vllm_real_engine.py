@@ -5,7 +5,7 @@ import time
 
 import pytest
 from engine_harness import RealEngine, environment, tokens
-from scheduler_harness import profile_for, settings_json
+from scheduler_harness import settings_json
 
 from coda_engine.contract.reasons import AdmissionReason, Feature, PlanReason, Reason
 from coda_engine.contract.settings import (
@@ -16,6 +16,7 @@ from coda_engine.contract.settings import (
     StateAdmissionPolicyName,
 )
 from coda_engine.contract.snapshot import EngineSnapshot
+from coda_engine.profiling.assumed import assumed_profile
 from coda_engine.vllm_adapter.config import current
 from coda_engine.vllm_adapter.telemetry.page import PageReader, page_path
 from coda_engine.vllm_adapter.telemetry.pages import SNAPSHOT_PAGE
@@ -36,7 +37,7 @@ def tiered(engine):
     """The engine with a new scheduler under Tiered-Aging."""
     engine.renew_scheduler()
     core, runtime = engine.core, engine.runtime
-    profile = profile_for(runtime.control.full_key)
+    profile = assumed_profile(runtime.control.full_key)
     assert core.coda_apply_profile(profile.to_json().decode()) == {"digest": profile.digest()}
     core.coda_apply_settings(settings_json())
     return engine
@@ -103,7 +104,7 @@ def test_a_live_settings_change_turns_the_order_round(tiered):
 def test_a_profile_of_another_configuration_is_refused_and_the_one_in_force_stays(tiered):
     key = tiered.runtime.control.full_key
     in_force = tiered.runtime.control.profile.digest()
-    foreign = profile_for(key.model_copy(update={"hardware": "another machine"}))
+    foreign = assumed_profile(key.model_copy(update={"hardware": "another machine"}))
     answer = tiered.core.coda_apply_profile(foreign.to_json().decode())
     assert answer["reason"] == Reason.PROFILE_MISMATCH.value
     assert "hardware" in answer["detail"]

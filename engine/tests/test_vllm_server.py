@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from scheduler_harness import profile_for, settings_json
+from scheduler_harness import settings_json
 
 from coda_engine.contract import interface
 from coda_engine.contract.identity import LOWEST_TIER, PRIORITY_HEADER, SESSION_HEADER, Identity, pack
@@ -22,6 +22,7 @@ from coda_engine.contract.profile import FullKey
 from coda_engine.contract.reasons import AdmissionReason, Feature, Reason
 from coda_engine.contract.settings import Settings, StateAdmissionPolicyName
 from coda_engine.contract.snapshot import EngineSnapshot, SessionDelta, session_key
+from coda_engine.profiling.assumed import assumed_profile
 
 START_S = 420
 WAIT_S = 30
@@ -146,7 +147,7 @@ def signed(session: str, **fields) -> dict[str, str]:
 def put_own_profile(server: Server):
     status, keys = server.call("GET", interface.KEYS_PATH)
     assert status == 200
-    profile = profile_for(FullKey.model_validate(keys["full_key"]))
+    profile = assumed_profile(FullKey.model_validate(keys["full_key"]))
     return profile, server.call("PUT", interface.PROFILE_PATH, profile.to_json())
 
 

@@ -2,17 +2,10 @@
 
 from typing import Any
 
-from coda_engine.contract.profile import (
-    CurvePoint,
-    FullKey,
-    HeldOutPoint,
-    PrefillProfile,
-    Profile,
-    Provenance,
-    SpecKey,
-)
+from coda_engine.contract.profile import Profile, SpecKey
 from coda_engine.contract.reasons import Feature, Reason
 from coda_engine.contract.snapshot import Capability, EngineSnapshot
+from coda_engine.profiling.assumed import assumed_key, assumed_profile
 from coda_operator.desired.cluster import Cluster, Images
 from coda_operator.kube.resources import Ref
 from coda_operator.observed import EngineReport, Key, Observed, StoredProfile
@@ -41,25 +34,7 @@ def cluster_of(**groups: Any) -> Cluster:
 
 def profile_of(key: SpecKey) -> Profile:
     """Return a profile that was measured for ``key``."""
-    full_key = FullKey(
-        spec=key,
-        model_digest="m",
-        hardware="a CPU",
-        vllm_version="0.32.0",
-        adapter_digest="a",
-        block_size=32,
-        attention_backend="CPU_ATTN",
-        graph_mode="NONE",
-        max_batched_tokens=512,
-        max_context_tokens=8192,
-    )
-    points = [CurvePoint(x=64, ms=60.0), CurvePoint(x=1024, ms=900.0)]
-    held_out = [HeldOutPoint(x=512, measured_ms=460.0, predicted_ms=452.0)]
-    return Profile(
-        full_key=full_key,
-        prefill=PrefillProfile(points=points, held_out=held_out, error_bound=0.2),
-        provenance=Provenance(measured_at="2026-01-01T00:00:00Z", duration_s=9.0, coda_version="0.1.0", quick=True),
-    )
+    return assumed_profile(assumed_key(key))
 
 
 def stored(cluster: Cluster, **changes: Any) -> StoredProfile:

@@ -26,6 +26,19 @@ ENV_ISOLATION = "CODA_ISOLATION"
 ENV_PAGE_DIR = "CODA_PAGE_DIR"
 """Folder of the shared-memory pages between EngineCore and the API process; absent = /dev/shm."""
 
+ENV_SHADOW_BYTES = "CODA_SHADOW_BYTES"
+"""Bytes of host memory for finished KV blocks, all ranks together; absent or 0 = no CPU shadow."""
+
+ENV_SHADOW_DIR = "CODA_SHADOW_DIR"
+"""Folder of the CPU shadow, one CodaCluster's own; absent = :data:`SHADOW_FOLDER_PREFIX` and the user's id in
+/dev/shm."""
+
+ENV_SHADOW_EVICTION = "CODA_SHADOW_EVICTION"
+"""Which block makes room for a new one in the CPU shadow: lru (default) or fifo."""
+
+SHADOW_FOLDER_PREFIX = "coda-shadow-"
+"""How the name of a CPU shadow's folder begins; the CodaCluster's name follows."""
+
 VLLM_VERSION_FAMILY = "0.32."
 """How the version of a vLLM begins that this version of Coda is written for."""
 
@@ -50,8 +63,13 @@ SETTINGS_PATH = "/coda/settings"
 (a router: 413 for one that is too large)."""
 
 PROFILE_PATH = "/coda/profile"
-"""GET: the profile in force, or 404. PUT a profile: ``{"digest": ...}``, 400 unreadable, 409 refused
-with ``{"reason": ..., "detail": ...}``; a refused profile leaves the one in force as it is."""
+"""GET: the profile in force, or 404. PUT a profile: ``{"digest": ..., "detail": ...}`` (the detail says which soft
+fields of the key differ, "" = none), 400 unreadable, 409 refused with ``{"reason": ..., "detail": ...}``; a refused
+profile leaves the one in force as it is."""
+
+HBM_FORGET_PATH = "/coda/hbm/forget"
+"""POST: the engine forgets the KV that is cached in its HBM and keeps its shadow, so that the next request of a
+prefix restores or recomputes it: ``{"forgotten": true}``, or 409 while it is not idle. For profilers and tests."""
 
 DECISIONS_PATH = "/coda/decisions"
 """GET ``?since=N``: the latest state-admission decisions (at most 256), oldest first, as

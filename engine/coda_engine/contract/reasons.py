@@ -12,6 +12,7 @@ class Feature(StrEnum):
     STATE_ADMISSION = "StateAdmission"
     EXECUTION_ADMISSION = "ExecutionAdmission"
     KV_SHADOW = "KVShadow"
+    RECLAIM = "Reclaim"
 
 
 class Reason(StrEnum):
@@ -25,6 +26,7 @@ class Reason(StrEnum):
     PROFILE_MISMATCH = "ProfileMismatch"
     PROFILE_UNREADABLE = "ProfileUnreadable"
     PROFILE_NOT_VALIDATED = "ProfileNotValidated"
+    PROFILE_NEEDS_REVALIDATION = "ProfileNeedsRevalidation"
     UNSUPPORTED_VLLM_VERSION = "UnsupportedVLLMVersion"
     CHANGED_VLLM_INTERNALS = "ChangedVLLMInternals"
     UNSUPPORTED_CONFIGURATION = "UnsupportedConfiguration"
@@ -54,3 +56,23 @@ class PlanReason(StrEnum):
     NO_ATTENTION_PROFILE = "NoAttentionProfile"
     OUT_OF_DOMAIN = "OutOfDomain"
     GAIN_TOO_SMALL = "GainTooSmall"
+
+
+class VictimReason(StrEnum):
+    """Why a cached KV block left HBM when it did (paper section 6): chosen, or in native order because ...
+
+    Attributes:
+        PREDICTED_IDLE: The policy chose it.
+        SHARED: It belongs to several sessions, or to none that is known.
+        SESSION_ACTIVE: Its session has a request in the engine.
+        NO_PREDICTION: Nobody said what its session waits for.
+        NOT_PUBLISHED: The CPU shadow does not hold it.
+        NOT_LOOKED_AT: It lay outside the window, or the last look had been too recent.
+    """
+
+    PREDICTED_IDLE = "PredictedIdle"
+    SHARED = "Shared"
+    SESSION_ACTIVE = "SessionActive"
+    NO_PREDICTION = "NoPrediction"
+    NOT_PUBLISHED = "NotPublished"
+    NOT_LOOKED_AT = "NotLookedAt"

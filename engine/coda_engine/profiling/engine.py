@@ -3,12 +3,19 @@
 import http.client
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from coda_engine.contract.errors import ProfileRefusedError
-from coda_engine.contract.interface import DECISIONS_PATH, KEYS_PATH, PROFILE_PATH, SNAPSHOT_PATH
+from coda_engine.contract.interface import (
+    DECISIONS_PATH,
+    HBM_FORGET_PATH,
+    KEYS_PATH,
+    PROFILE_PATH,
+    SNAPSHOT_PATH,
+)
 from coda_engine.contract.profile import FullKey, Profile
 from coda_engine.contract.reasons import Reason
 from coda_engine.contract.snapshot import EngineSnapshot
@@ -17,6 +24,7 @@ from coda_engine.profiling.errors import EngineRequestError
 _SHORT_TIMEOUT_S = 30.0
 _PREFILL_TIMEOUT_S = 600.0
 _KEPT_BODY_CHARS = 2_000
+_COMPLETIONS_PATH = "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,19 @@ class Decisions:
 
     next: int
     decisions: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The answer to a prompt with one token.
+
+    Attributes:
+        ms: From sending the request to its answer, milliseconds.
+        cached_tokens: Tokens of the prompt whose KV was reused; None when the engine does not say.
+    """
+
+    ms: float
+    cached_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +85,32 @@ class ProcessClient:
         return answer
 
     def _body(self, method: str, path: str, body: bytes | None = None, timeout_s: float = _SHORT_TIMEOUT_S) -> bytes:
+        connection = self._connection(timeout_s)
+        try:
+            self._send(connection, method, path, body)
+            return self._answer(connection, method, path)
+        finally:
+            connection.close()
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        address = urlsplit(self.url)
+        return http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=timeout_s)
+
+    def _send(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None) -> None:
         headers = {"Content-Type": "application/json"}
         if self.internal_token is not None and path.startswith("/coda/"):
             headers["Authorization"] = f"Bearer {self.internal_token}"
-        address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=timeout_s)
         try:
             connection.request(method, path, body, headers)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from error
+
+    def _answer(self, connection: http.client.HTTPConnection, method: str, path: str) -> bytes:
+        try:
             response = connection.getresponse()
             data = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise EngineRequestError(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
-        finally:
-            connection.close()
+            raise self._unreachable(error) from error
         if response.status != 200:
             raise EngineRequestError(
                 f"{method} {self.url}{path} answered {response.status}{_advice(response.status, path)}",
@@ -84,6 +118,9 @@ class ProcessClient:
                 data.decode(errors="replace")[:_KEPT_BODY_CHARS],
             )
         return data
+
+    def _unreachable(self, error: Exception) -> EngineRequestError:
+        return EngineRequestError(f"{self.url} cannot be reached: {error or type(error).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +151,48 @@ class EngineClient(ProcessClient):
         except (KeyError, IndexError, TypeError) as error:
             raise EngineRequestError(f"{self.url}/v1/models lists no model") from error
 
-    def prefill_ms(self, model: str, token_ids: list[int]) -> float:
-        """Return how long the engine took to answer a prompt with one token, milliseconds."""
-        request = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0.0}
-        body = json.dumps(request).encode()
-        started_s = time.perf_counter()
-        self._body("POST", "/v1/completions", body, _PREFILL_TIMEOUT_S)
-        return (time.perf_counter() - started_s) * 1_000
+    def first_tokens(self, model: str, prompts: Sequence[Sequence[int]]) -> list[FirstToken]:
+        """Return the answers to prompts that are sent one after another, none waiting for another's answer.
+
+        Their connections are open before the first one is sent. Answers are read from the last one backwards, so
+        that the last one's time is exact.
+
+        Raises:
+            EngineRequestError: One of them failed.
+        """
+        bodies = [
+            json.dumps({"model": model, "prompt": list(prompt), "max_tokens": 1, "temperature": 0.0}).encode()
+            for prompt in prompts
+        ]
+        connections = [self._connection(_PREFILL_TIMEOUT_S) for _ in bodies]
+        try:
+            for connection in connections:
+                try:
+                    connection.connect()
+                except OSError as error:
+                    raise self._unreachable(error) from error
+            sent_s = []
+            for connection, body in zip(connections, bodies, strict=True):
+                sent_s.append(time.perf_counter())
+                self._send(connection, "POST", _COMPLETIONS_PATH, body)
+            answers = []
+            for connection, began_s in zip(reversed(connections), reversed(sent_s), strict=True):
+                data = self._answer(connection, "POST", _COMPLETIONS_PATH)
+                answers.append(FirstToken((time.perf_counter() - began_s) * 1_000, _cached_tokens(data)))
+            return answers[::-1]
+        finally:
+            for connection in connections:
+                connection.close()
+
+    def forget_hbm(self) -> bool:
+        """Make the engine forget the KV that is cached in HBM; return False when it is not idle enough to."""
+        try:
+            self._body("POST", HBM_FORGET_PATH)
+        except EngineRequestError as error:
+            if error.status == 409:
+                return False
+            raise
+        return True
 
     def profile(self) -> Profile | None:
         """Return the profile in force, or None."""
@@ -144,6 +216,13 @@ class EngineClient(ProcessClient):
             if error.status != 409:
                 raise
             raise _refusal(error.body) from error
+
+
+def _cached_tokens(data: bytes) -> int | None:
+    try:
+        return int(json.loads(data)["usage"]["prompt_tokens_details"]["cached_tokens"] or 0)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _advice(status: int, path: str) -> str:

@@ -1,152 +1,184 @@
-"""The measurement: unique prompts on an otherwise idle engine, every size in every round."""
+"""The measurement: every spot once in every round, so that a slow minute of the machine hits all alike."""
 
-import math
-import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 
-from coda_engine.contract.profile import FullKey, Profile, Provenance
-from coda_engine.contract.snapshot import EngineSnapshot
+from coda_engine.contract.measured import CostCurve, PrefillGrid, RestoreProfile
+from coda_engine.contract.profile import Profile, Provenance
 from coda_engine.profiling.engine import EngineClient
-from coda_engine.profiling.errors import EngineBusyError, EngineRequestError, MeasurementError
-from coda_engine.profiling.fit import fit_prefill
-from coda_engine.profiling.plan import FULL, PROBE_TOKENS, QUICK, MeasurementPlan, plan_measurement
+from coda_engine.profiling.errors import MeasurementError
+from coda_engine.profiling.fit import fit_grid, fit_prefill, fit_restore
+from coda_engine.profiling.plan import FULL, QUICK, MeasurementPlan, Part, Spot, plan_measurement
+from coda_engine.profiling.resume import SampleFile
+from coda_engine.profiling.sampler import Sampler
 
 Progress = Callable[[str], None]
 
-_IDLE_WAIT_S = 60.0
-_SETTLE_WAIT_S = 3.0
-_POLL_S = 0.03
-_DISTURBED_TRIES = 4
-_WARM_UPS = 1
 
-_WIDE_TOKEN_IDS = range(300, 30_000)
-_NARROW_TOKEN_IDS = range(16, 240)  # for models with the smallest vocabularies
-
-
-def measure_profile(client: EngineClient, *, quick: bool, progress: Progress) -> Profile:
+def measure_profile(
+    client: EngineClient, *, quick: bool, progress: Progress, samples_file: Path | None = None
+) -> Profile:
     """Measure the engine behind ``client`` and return a validated artifact; nothing is delivered or written.
 
-    Each prompt is random token ids that were never sent before, so that no prefix is reused, and is answered with one
-    token. A sample during which the engine did anything else is thrown away and taken again.
+    Each prompt is random token ids that were never sent before and is answered with one token. Contexts and
+    restores reuse what a round's own prompts left. A sample during which the engine did anything else is thrown
+    away and taken again.
 
     Args:
         client: A running engine that nobody else uses.
-        quick: Fewer sizes and repetitions: about 12 s instead of minutes.
-        progress: Gets a line for each round.
+        quick: Fewer sizes and repetitions: about 15 s (with a shadow 20 s) instead of minutes.
+        progress: Gets a line for each part of each round, with the time that is left.
+        samples_file: Keeps the samples, so that an interrupted measurement of the same configuration goes on
+            where it stopped; removed at the end. None = an interrupted one is lost.
 
     Raises:
         EngineRequestError: The engine is not there or has no plug-ins.
         EngineBusyError: Others use the engine.
-        MeasurementError: The curve does not grow, or does not predict its held-out points.
+        MeasurementError: A curve does not grow, or does not predict its held-out points.
     """
-    started_s = time.monotonic()
     effort = QUICK if quick else FULL
-    bench = _Bench(client, client.full_key())
+    sampler = Sampler(client)
+    kept = SampleFile(samples_file, sampler.key, effort) if samples_file is not None else None
     progress("warming up")
-    for _ in range(_WARM_UPS):
-        bench.sample_ms(PROBE_TOKENS)
-    plan = plan_measurement(bench.sample_ms(PROBE_TOKENS), bench.key.max_context_tokens, effort)
-    samples: dict[int, list[float]] = defaultdict(list)
-    for number in range(1, effort.rounds + effort.extra_rounds + 1):
-        _measure_round(bench, plan, samples)
-        elapsed_s = time.monotonic() - started_s
-        progress(f"round {number} of {effort.rounds}: {plan.round_tokens} tokens, {elapsed_s:.0f} s so far")
-        if number < effort.rounds:
-            continue
-        try:
-            prefill = fit_prefill(plan, samples)
-            break
-        except MeasurementError as error:
-            if number == effort.rounds + effort.extra_rounds:
-                raise
-            progress(f"once more: {error}")
+    probe_ms = sampler.probe_ms()
+    known = kept.read() if kept is not None else None
+    if known is not None:
+        plan, samples, elapsed_s = known
+        progress(f"going on with {sum(map(len, samples.values()))} samples of {samples_file}")
+    else:
+        plan, samples, elapsed_s = plan_measurement(probe_ms, sampler.limits(), effort), {}, 0.0
+    run = _Run(sampler, plan, defaultdict(list, samples), progress, kept, time.monotonic() - elapsed_s)
+    fitted = run.measure()
+    if kept is not None:
+        kept.remove()
     return Profile(
-        full_key=bench.key,
-        prefill=prefill,
+        full_key=sampler.key,
+        prefill=fitted.require_prefill(),
+        prefill_grid=fitted.grid,
+        restore=fitted.restore,
         provenance=Provenance(
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            duration_s=round(time.monotonic() - started_s, 1),
+            duration_s=round(run.elapsed_s, 1),
             coda_version=version("coda-serving"),
             quick=quick,
         ),
     )
 
 
-def _measure_round(bench: "_Bench", plan: MeasurementPlan, samples: dict[int, list[float]]) -> None:
-    """Add one sample of every size; sizes alternate so that a slow minute of the machine hits all alike."""
-    for tokens in sorted((*plan.curve_tokens, *plan.held_out_tokens)):
-        samples[tokens].append(bench.sample_ms(tokens))
+@dataclass(slots=True)
+class _Fitted:
+    """The parts that passed their check so far."""
+
+    prefill: CostCurve | None = None
+    grid: PrefillGrid | None = None
+    restore: RestoreProfile | None = None
+    problems: dict[Part, MeasurementError] = field(default_factory=dict)
+
+    def require_prefill(self) -> CostCurve:
+        if self.prefill is None:
+            raise AssertionError("a measurement ends with a prefill curve or an error")
+        return self.prefill
 
 
-class _Bench:
-    """An engine under measurement."""
+class _Run:
+    """One measurement on its way through the rounds."""
 
-    def __init__(self, client: EngineClient, key: FullKey) -> None:
-        self.client = client
-        self.key = key
-        self._model = client.model_name()
-        self._random = random.Random()  # noqa: S311 - prompts must be new, not secret
-        self._token_ids = _WIDE_TOKEN_IDS
+    def __init__(
+        self,
+        sampler: Sampler,
+        plan: MeasurementPlan,
+        samples: dict[Spot, list[float]],
+        progress: Progress,
+        kept: SampleFile | None,
+        started_s: float,
+    ) -> None:
+        self._sampler = sampler
+        self._plan = plan
+        self._samples = samples
+        self._progress = progress
+        self._kept = kept
+        self._started_s = started_s
+        self._spent_s = self._expected_s = 0.0
 
-    def sample_ms(self, tokens: int) -> float:
-        """Return one undisturbed prefill time of ``tokens`` new tokens, milliseconds."""
-        for _ in range(_DISTURBED_TRIES):
-            before = self._idle_snapshot(_IDLE_WAIT_S)
-            measured_ms = self._prefill_ms(tokens)
-            after = self._settled_snapshot(before)
-            if after is not None and not self._disturbed(before, after, tokens):
-                return measured_ms
-        raise EngineBusyError(
-            f"other requests ran on {self.client.url} during each of {_DISTURBED_TRIES} measurements of {tokens} "
-            "tokens; stop the traffic, or measure an engine of its own"
-        )
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
 
-    def _prefill_ms(self, tokens: int) -> float:
-        try:
-            return self.client.prefill_ms(self._model, self._prompt(tokens))
-        except EngineRequestError as error:
-            if error.status != 400 or self._token_ids is _NARROW_TOKEN_IDS:
-                raise
-            self._token_ids = _NARROW_TOKEN_IDS
-            return self.client.prefill_ms(self._model, self._prompt(tokens))
+    def measure(self) -> _Fitted:
+        """Return every part of the plan, fitted; parts that miss their check get the extra rounds."""
+        effort, fitted, pending = self._plan.effort, _Fitted(), self._plan.parts
+        last = effort.rounds + effort.extra_rounds
+        for number in range(1, last + 1):
+            self._round(number, pending)
+            if number < effort.rounds:
+                continue
+            pending = self._fit(pending, fitted)
+            if not pending:
+                return fitted
+            if number < last:
+                self._progress(f"once more: {fitted.problems[pending[0]]}")
+        raise fitted.problems[pending[0]]
 
-    def _prompt(self, tokens: int) -> list[int]:
-        return self._random.choices(self._token_ids, k=tokens)
-
-    def _idle_snapshot(self, wait_s: float) -> EngineSnapshot:
-        deadline_s = time.monotonic() + wait_s
-        while True:
-            snapshot = self.client.snapshot()
-            if snapshot.running == 0 and snapshot.waiting == 0:
-                return snapshot
-            if time.monotonic() > deadline_s:
-                raise EngineBusyError(
-                    f"{self.client.url} has {snapshot.running} running and {snapshot.waiting} waiting requests since "
-                    f"{wait_s:.0f} s; stop the traffic, or measure an engine of its own"
+    def _round(self, number: int, parts: Iterable[Part]) -> None:
+        self._sampler.begin_round()
+        for part in parts:
+            missing = [spot for spot in self._plan.of(part) if len(self._samples[spot]) < number]
+            for spot in missing:
+                self._sample(spot)
+            if missing:
+                left_s = self._left_s()
+                self._progress(
+                    f"round {number} of {self._plan.effort.rounds}: {_NAMES[part]} measured, {self.elapsed_s:.0f} s "
+                    f"so far, about {left_s:.0f} s left"
                 )
-            time.sleep(_POLL_S)
 
-    def _settled_snapshot(self, before: EngineSnapshot) -> EngineSnapshot | None:
-        """Return the idle snapshot that includes the sample's own steps; None when the engine stays busy."""
-        deadline_s = time.monotonic() + _SETTLE_WAIT_S
-        while time.monotonic() < deadline_s:
-            snapshot = self.client.snapshot()
-            own_steps_seen = snapshot.steps.prefill > before.steps.prefill
-            if own_steps_seen and snapshot.running == 0 and snapshot.waiting == 0:
-                return snapshot
-            time.sleep(_POLL_S)
-        return None
+    def _sample(self, spot: Spot) -> None:
+        began_s = time.monotonic()
+        self._samples[spot].append(self._sampler.sample_ms(spot))
+        self._spent_s += time.monotonic() - began_s
+        self._expected_s += spot.expected_s(self._plan.tokens_per_s)
+        if self._kept is not None:
+            self._kept.write(self._plan, self._samples, self.elapsed_s)
 
-    def _disturbed(self, before: EngineSnapshot, after: EngineSnapshot, tokens: int) -> bool:
-        """Say whether the engine did more than prefill this one prompt."""
-        own_steps = math.ceil(tokens / self.key.max_batched_tokens)
-        return (
-            after.instance_id != before.instance_id
-            or after.steps.mixed > before.steps.mixed
-            or after.steps.pure_decode > before.steps.pure_decode
-            or after.steps.prefill - before.steps.prefill > own_steps + 1
+    def _left_s(self) -> float:
+        """Return about how long the regular rounds still take, from how long this run's samples took."""
+        plan = self._plan
+        left_s = sum(
+            spot.expected_s(plan.tokens_per_s) * max(0, plan.effort.rounds - len(self._samples[spot]))
+            for spot in plan.spots
         )
+        return left_s * (self._spent_s / self._expected_s if self._expected_s else 1.0)
+
+    def _fit(self, pending: Iterable[Part], fitted: _Fitted) -> tuple[Part, ...]:
+        """Fit what can be fitted into ``fitted``; return the parts that cannot."""
+        fitted.problems.clear()
+        for part in pending:
+            try:
+                self._fit_part(part, fitted)
+            except MeasurementError as error:
+                fitted.problems[part] = error
+        return tuple(fitted.problems)
+
+    def _fit_part(self, part: Part, fitted: _Fitted) -> None:
+        match part:
+            case Part.PREFILL:
+                fitted.prefill = fit_prefill(self._plan, self._samples)
+            case Part.GRID:
+                if fitted.prefill is None:
+                    raise MeasurementError(f"{part}: waits for the prefill curve")
+                fitted.grid = fit_grid(self._plan, self._samples, fitted.prefill)
+            case Part.RESTORE:
+                key = self._sampler.key
+                fitted.restore = fit_restore(self._plan, self._samples, key.kv_block_bytes / key.block_size)
+
+
+_NAMES = {
+    Part.PREFILL: "prefill",
+    Part.GRID: "prefill by context",
+    Part.RESTORE: "restores",
+}

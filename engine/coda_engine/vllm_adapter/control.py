@@ -6,7 +6,7 @@ from coda_engine.contract.errors import DocumentError, ProfileRefusedError
 from coda_engine.contract.profile import MAX_PROFILE_BYTES, FullKey, Profile
 from coda_engine.contract.reasons import Feature, Reason
 from coda_engine.contract.settings import ExecutionAdmissionMode, Settings, StateAdmissionPolicyName
-from coda_engine.policy.cost import PiecewiseLinear, StateCostModel
+from coda_engine.policy.cost import cost_model
 from coda_engine.policy.execution_admission import CompatibilityAware
 from coda_engine.policy.selection import execution_admission_policy, state_admission_policy
 from coda_engine.policy.state_admission import Fifo
@@ -95,8 +95,25 @@ class Control:
             refusal = self.profile_refusal or Refusal(Reason.NO_PROFILE, "")
             capabilities.set(feature, False, refusal.reason, refusal.detail)
             return AdmissionPlan()
-        capabilities.set(feature, True, Reason.ENABLED, settings.policy.value)
+        capabilities.set(feature, True, *self._enabled_because(settings.policy))
         return AdmissionPlan(state_admission_policy(settings), cost_model(self.profile), settings.frontier)
+
+    def _enabled_because(self, policy: StateAdmissionPolicyName) -> tuple[Reason, str]:
+        """Return the reason and detail of an admission that is on: by the policy, or on costs that want a check."""
+        outdated = self.outdated_profile()
+        if not outdated:
+            return Reason.ENABLED, policy.value
+        return Reason.PROFILE_NEEDS_REVALIDATION, f"{policy.value}; {outdated}"
+
+    def outdated_profile(self) -> str:
+        """Return which soft fields of the profile's key differ and what to do; "" when none does or there is none."""
+        differences = self.profile.soft_mismatches(self.full_key) if self.profile is not None else []
+        if not differences:
+            return ""
+        return (
+            f"the profile was measured under other versions (engine != profile): {'; '.join(differences)}; check its "
+            "held-out points again: coda profile --engine URL --out FILE --apply"
+        )
 
     def cohort_planner(self, capabilities: CapabilityVector) -> CompatibilityAware | None:
         """Return the planner of pure-decode steps, None when disabled, and set the feature's capability."""
@@ -110,12 +127,6 @@ class Control:
         return execution_admission_policy(settings)
 
 
-def cost_model(profile: Profile) -> StateCostModel:
-    """Return eq. 1's terms from the profile: prefill as measured, restore and load while there is no such tier: 0."""
-    points = [(float(point.x), point.ms) for point in profile.prefill.points if point.x > 0]
-    return StateCostModel(prefill=PiecewiseLinear.through(points))
-
-
 def parse_profile(text: str) -> Profile:
     """Return the profile in ``text``.
 
@@ -124,7 +135,4 @@ def parse_profile(text: str) -> Profile:
     """
     if len(text.encode()) > MAX_PROFILE_BYTES:
         raise DocumentError(f"a profile is at most {MAX_PROFILE_BYTES} bytes; this one has {len(text.encode())}")
-    profile = Profile.from_json(text)
-    if sum(point.x > 0 for point in profile.prefill.points) < 2:
-        raise DocumentError("prefill.points: at least two points with x > 0 are needed; measure again")
-    return profile
+    return Profile.from_json(text)

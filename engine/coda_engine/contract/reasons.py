@@ -30,6 +30,9 @@ class Reason(StrEnum):
     UNSUPPORTED_VLLM_VERSION = "UnsupportedVLLMVersion"
     CHANGED_VLLM_INTERNALS = "ChangedVLLMInternals"
     UNSUPPORTED_CONFIGURATION = "UnsupportedConfiguration"
+    SHADOW_NO_SPACE = "ShadowNoSpace"
+    SHADOW_UNSAFE = "ShadowUnsafe"
+    SHADOW_UNUSABLE = "ShadowUnusable"
     NO_CLUSTER_SECRET = "NoClusterSecret"  # noqa: S105 - a reason, not a secret
     INTERNAL_ERROR = "InternalError"
 

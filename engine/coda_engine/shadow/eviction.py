@@ -1,4 +1,8 @@
-"""Which published pages make room for new ones: pure values, over what the index knows of each page."""
+"""Which published pages make room for new ones: pure values, over what the index knows of each page.
+
+Ticks are one scale for all processes; larger is later. The deeper a page in its prefix, the older its ticks within one
+publication or use, so that every policy gives up the end of a prefix before its beginning.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,45 +19,35 @@ class EvictionPolicyName(StrEnum):
     FIFO = "fifo"
 
 
-@dataclass(frozen=True, slots=True)
-class EvictablePages:
-    """Published pages that nobody has pinned; one element of each array for one page.
-
-    Attributes:
-        slots: Slot numbers.
-        last_use_ticks: When each was last published, pinned or touched; larger is later.
-        published_ticks: When each was published, on the same scale.
-    """
-
-    slots: NDArray[np.int64]
-    last_use_ticks: NDArray[np.uint64]
-    published_ticks: NDArray[np.uint64]
-
-
 class EvictionPolicy(Protocol):
     """An order in which pages are given up."""
 
-    def victims(self, pages: EvictablePages, count: int) -> list[int]:
-        """Return at most ``count`` slots, the first to go first."""
+    def ages(self, last_use_ticks: NDArray[np.uint64], published_ticks: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return for each page the tick by which it is ordered: the smallest goes first.
+
+        Args:
+            last_use_ticks: When each was last published, pinned or touched.
+            published_ticks: When each was published.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Lru:
-    """Least recently used first. Deeper pages of one prefix are older by the index's ticks, so they go first."""
+    """Least recently used first."""
 
-    def victims(self, pages: EvictablePages, count: int) -> list[int]:
-        """Return the least recently used slots."""
-        return _smallest(pages.slots, pages.last_use_ticks, count)
+    def ages(self, last_use_ticks: NDArray[np.uint64], published_ticks: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the last uses."""
+        return last_use_ticks
 
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
     """First published first, however often it was used since."""
 
-    def victims(self, pages: EvictablePages, count: int) -> list[int]:
-        """Return the slots that were published first."""
-        return _smallest(pages.slots, pages.published_ticks, count)
+    def ages(self, last_use_ticks: NDArray[np.uint64], published_ticks: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return the publications."""
+        return published_ticks
 
 
 def eviction_policy(name: EvictionPolicyName) -> EvictionPolicy:
@@ -65,8 +59,12 @@ def eviction_policy(name: EvictionPolicyName) -> EvictionPolicy:
             return Fifo()
 
 
-def _smallest(slots: NDArray[np.int64], ticks: NDArray[np.uint64], count: int) -> list[int]:
+def first_out(
+    slots: NDArray[np.int64], ages: NDArray[np.uint64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the ``count`` slots (or all, if there are fewer) of the smallest ages, in their order, and their ages."""
     if count < len(slots):
-        chosen = np.argpartition(ticks, count)[:count]
-        slots, ticks = slots[chosen], ticks[chosen]
-    return [int(slot) for slot in slots[np.argsort(ticks, kind="stable")]]
+        chosen = np.argpartition(ages, count)[:count]
+        slots, ages = slots[chosen], ages[chosen]
+    order = np.argsort(ages, kind="stable")
+    return slots[order], ages[order]

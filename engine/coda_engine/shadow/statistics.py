@@ -3,37 +3,22 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class ShadowStatistics:
-    """A shadow's pages now, and what this process did since it opened the index.
-
-    The counters are this process's own: the sum over the engines of a node is the node's.
-    ``used_pages + writing_pages + poisoned_pages + free_pages == capacity_pages`` always.
+@dataclass(slots=True)
+class ShadowCounters:
+    """What one process did since it opened the index; the sum over the engines of a node is the node's.
 
     Attributes:
-        capacity_pages: Slots of the layout.
-        used_pages: Published pages, by any process.
-        writing_pages: Reserved pages that nobody has published yet, by any process.
-        poisoned_pages: Poisoned pages that some reader still has pinned.
-        free_pages: The rest.
-        pinned_pages: Distinct pages that this process has pinned.
-        published: Pages that this process published.
-        evicted: Published pages that this process evicted for its own.
-        poisoned: Pages that this process poisoned.
-        abandoned: Reservations that this process gave back unpublished.
-        lost: Reservations of this process that were gone at publication (never to be expected).
-        reclaimed_from_dead: Reservations of dead processes whose slots this process freed.
-        damaged: Index records that this process found damaged and freed.
-        repairs: Times that this process repaired the index after another one died in the middle of a change.
-        lock_timeouts: Operations that were put off or refused because the index stayed locked too long.
+        published: Pages that it published.
+        evicted: Published pages that it evicted to make room for its own.
+        poisoned: Pages that it poisoned.
+        abandoned: Reservations that it gave back unpublished.
+        lost: Reservations of its own that were gone at publication (index damaged in between).
+        reclaimed_from_dead: Reservations of dead processes whose slots it freed.
+        damaged: Index records that it found damaged, and restored or freed.
+        repairs: Times that it repaired the index after another process died in the middle of a change.
+        lock_timeouts: Operations that it put off or refused because the index stayed locked too long.
     """
 
-    capacity_pages: int
-    used_pages: int
-    writing_pages: int
-    poisoned_pages: int
-    free_pages: int
-    pinned_pages: int
     published: int = 0
     evicted: int = 0
     poisoned: int = 0
@@ -43,3 +28,35 @@ class ShadowStatistics:
     damaged: int = 0
     repairs: int = 0
     lock_timeouts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowStatistics:
+    """A shadow's pages now, and the counters of this process (see ``ShadowCounters``).
+
+    ``used_pages + writing_pages + poisoned_pages + free_pages == capacity_pages`` always.
+
+    Attributes:
+        capacity_pages: Slots of the layout.
+        used_pages: Published pages, by any process.
+        writing_pages: Reserved pages that nobody has published yet, by any process.
+        poisoned_pages: Withdrawn pages that some reader still has pinned.
+        free_pages: The rest.
+        pinned_pages: Distinct pages that this process has pinned.
+    """
+
+    capacity_pages: int
+    used_pages: int
+    writing_pages: int
+    poisoned_pages: int
+    free_pages: int
+    pinned_pages: int
+    published: int
+    evicted: int
+    poisoned: int
+    abandoned: int
+    lost: int
+    reclaimed_from_dead: int
+    damaged: int
+    repairs: int
+    lock_timeouts: int

@@ -73,6 +73,13 @@ class ProfilingMode(StrEnum):
     DISABLED = "Disabled"
 
 
+class ShadowScope(StrEnum):
+    """Who shares a CPU shadow."""
+
+    POD = "Pod"
+    NODE = "Node"
+
+
 class ModelSource(AuthoredModel):
     """Where the model's files come from; exactly one."""
 
@@ -136,7 +143,9 @@ class EngineSpec(AuthoredModel):
         description="Node label nvidia.com/gpu.product to require, part of the profile's key.",
     )
     cpus: int | None = Field(default=None, ge=1, le=512, description="Threads of each engine; device cpu, default 1.")
-    memory: Quantity | None = Field(default=None, description="Memory limit of the engine's pod, for example 8Gi.")
+    memory: Quantity | None = Field(
+        default=None, description="Memory limit of the engine's pod, for example 8Gi; a CPU shadow's size comes on top."
+    )
     kv_cache_size: Quantity | None = Field(
         default=None,
         description="Bytes of KV cache in HBM (or RAM for device cpu), for example 200M; default: vLLM decides.",
@@ -189,6 +198,29 @@ class EngineSpec(AuthoredModel):
         return (self.gpus or 1) if self.device is Device.CUDA else (self.cpus or 1)
 
 
+class KvShadowSpec(AuthoredModel):
+    """Finished KV blocks kept in host memory, from which sessions come back (paper section 6)."""
+
+    size: Quantity | None = Field(
+        default=None,
+        description="Bytes of host memory for it, for example 4Gi, beside engine.memory: of each engine with scope "
+        "Pod, of each node with scope Node; absent or 0 = no CPU shadow.",
+    )
+    scope: ShadowScope = Field(
+        default=ShadowScope.POD,
+        description="Pod: each engine has its own, which survives a restart of its container. Node: the engines of "
+        "this CodaCluster on a node share one, in the node's /dev/shm, which outlives their pods.",
+    )
+    eviction: Literal["lru", "fifo"] = Field(
+        default="lru", description="Which block makes room for a new one: least recently used, or first in."
+    )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the shadow; 0 = none."""
+        return quantity_bytes(self.size) if self.size is not None else 0
+
+
 class ProfilingSpec(AuthoredModel):
     """Measuring the configuration before admission decisions are switched on (paper Appendix A)."""
 
@@ -222,6 +254,7 @@ class CodaClusterSpec(AuthoredModel):
 
     model: ModelSpec
     engine: EngineSpec = EngineSpec()
+    kv_shadow: KvShadowSpec = KvShadowSpec()
     admission: AdmissionSettings = AdmissionSettings()
     profiling: ProfilingSpec = ProfilingSpec()
     router: RouterSpec = RouterSpec()

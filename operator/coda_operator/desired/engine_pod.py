@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from coda_operator.desired.cluster import Child, Cluster
+from coda_operator.desired.cluster import PROFILER, Child, Cluster
 from coda_operator.desired.containers import (
     PYTHON,
     SECRET_DIR,
@@ -17,8 +17,9 @@ from coda_operator.desired.containers import (
     pod_security,
 )
 from coda_operator.desired.documents import CLUSTER_SECRET_FILE, INTERNAL_TOKEN_FILE, PROFILE_FILE, SETTINGS_FILE
-from coda_operator.desired.processes import EnginePlace, ProcessSpec, engine_process
-from coda_operator.spec import Device
+from coda_operator.desired.kv_shadow import SHADOW_DIR, SHADOW_VOLUME, shadow_container, shadow_volume
+from coda_operator.desired.processes import EnginePlace, ProcessSpec, engine_process, shadow_space_bytes
+from coda_operator.spec import Device, ShadowScope, quantity_bytes
 
 ENGINE_CONTAINER = "engine"
 ENGINE_PORT = 8000
@@ -54,6 +55,8 @@ def engine_of(cluster: Cluster, host: str) -> ProcessSpec:
         profile_file=f"{_PROFILE_DIR}/{PROFILE_FILE}",
         cluster_secret_file=f"{SECRET_DIR}/{CLUSTER_SECRET_FILE}",
         internal_token_file=f"{SECRET_DIR}/{INTERNAL_TOKEN_FILE}",
+        # A folder within the volume: the engine makes it and lets nobody else in.
+        shadow_dir=f"{SHADOW_DIR}/{cluster.name}",
         # Two engines on one node would otherwise both bind their threads to the node's first core.
         cores="nobind",
     )
@@ -78,8 +81,14 @@ def engine_pod_template(cluster: Cluster, component: str, command: Command) -> C
             "volumes": _volumes(cluster),
         },
     }
-    if cluster.spec.model.source.builtin is not None:
-        template["spec"]["initContainers"] = [_model_container(cluster)]
+    preparations = [_model_container(cluster)] if cluster.spec.model.source.builtin is not None else []
+    if cluster.spec.kv_shadow.size_bytes:
+        # What the profiler measures is not worth keeping: its shadow is always its pod's own.
+        on_node = cluster.spec.kv_shadow.scope is ShadowScope.NODE and component != PROFILER
+        template["spec"]["volumes"].append(shadow_volume(cluster, on_node=on_node))
+        preparations += [shadow_container(cluster)] if on_node else []
+    if preparations:
+        template["spec"]["initContainers"] = preparations
     if cluster.spec.engine.gpu_product:
         template["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": cluster.spec.engine.gpu_product}
     return template
@@ -103,6 +112,8 @@ def _container(cluster: Cluster, command: Command) -> dict[str, Any]:
     ]
     if cluster.spec.model.source.host_path is not None:
         mounts.append(mount("host-model", _HOST_MODEL_DIR, read_only=True))
+    if cluster.spec.kv_shadow.size_bytes:
+        mounts.append(mount(SHADOW_VOLUME, SHADOW_DIR))
     return {
         "name": ENGINE_CONTAINER,
         **image(cluster.engine_image, cluster),
@@ -134,14 +145,20 @@ def _surroundings() -> dict[str, str]:
 
 
 def _resources(cluster: Cluster) -> dict[str, Any]:
-    engine = cluster.spec.engine
+    engine, shadow_bytes = cluster.spec.engine, shadow_space_bytes(cluster.spec)
     limits: dict[str, Any] = {}
+    requests: dict[str, Any] = {}
     if engine.memory is not None:
-        limits["memory"] = engine.memory
+        limits["memory"] = str(quantity_bytes(engine.memory) + shadow_bytes) if shadow_bytes else engine.memory
+    elif shadow_bytes:
+        # Whoever writes a page of shared memory first is charged for it: here the engine, whatever the scope.
+        requests["memory"] = str(shadow_bytes)
     if engine.device is Device.CUDA:
-        return {"limits": limits | {engine.gpu_resource: str(engine.device_count)}}
-    # No CPU limit: throttling in the middle of a step would cost more than a busy neighbour does.
-    return {"requests": {"cpu": str(engine.device_count)}} | ({"limits": limits} if limits else {})
+        limits[engine.gpu_resource] = str(engine.device_count)
+    else:
+        # No CPU limit: throttling in the middle of a step would cost more than a busy neighbour does.
+        requests["cpu"] = str(engine.device_count)
+    return {name: values for name, values in (("requests", requests), ("limits", limits)) if values}
 
 
 def _volumes(cluster: Cluster) -> list[dict[str, Any]]:

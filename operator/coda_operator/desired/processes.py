@@ -16,6 +16,9 @@ from coda_engine.contract.interface import (
     ENV_PAGE_DIR,
     ENV_PROFILE_FILE,
     ENV_SETTINGS_FILE,
+    ENV_SHADOW_BYTES,
+    ENV_SHADOW_DIR,
+    ENV_SHADOW_EVICTION,
     ENV_SPEC_KEY,
     VLLM_PLUGIN_NAMES,
 )
@@ -31,8 +34,17 @@ CPU_BLOCK_TOKENS = 32
 DRAIN_S = 20
 """How long an engine that is told to end works on what it has; below a pod's default grace of 30 s."""
 
+SHADOW_MARGIN_BYTES = 64 * 2**20
+"""What a CPU shadow's index and page headers take beside its pages; with another 1/32 of its size on top."""
+
 DEFAULT_CPU_KV_CACHE_BYTES = 2 * 2**30
 """vLLM on CPU would otherwise take a share of the whole machine's memory."""
+
+
+def shadow_space_bytes(spec: CodaClusterSpec) -> int:
+    """Return the shared memory that one CPU shadow takes, its index included; 0 without one."""
+    size_bytes = spec.kv_shadow.size_bytes
+    return size_bytes + size_bytes // 32 + SHADOW_MARGIN_BYTES if size_bytes else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,7 @@ class EnginePlace:
         cluster_secret_file: Secret that signs identities; None = no router in front.
         internal_token_file: Token of internal endpoints; None = open.
         page_dir: Folder of shared-memory pages.
+        shadow_dir: Folder of the CPU shadow, where the specification asks for one; the engine makes it.
         cores: CPUs to bind, for example ``0`` or ``0-3``; None = vLLM decides.
     """
 
@@ -82,6 +95,7 @@ class EnginePlace:
     cluster_secret_file: str | None = None
     internal_token_file: str | None = None
     page_dir: str = "/dev/shm"  # noqa: S108 - shared memory, not a temporary file
+    shadow_dir: str | None = None
     cores: str | None = None
 
 
@@ -196,6 +210,10 @@ def _engine_env(spec: CodaClusterSpec, key: SpecKey, place: EnginePlace) -> dict
         env[ENV_CLUSTER_SECRET_FILE] = place.cluster_secret_file
     if place.internal_token_file is not None:
         env[ENV_INTERNAL_TOKEN_FILE] = place.internal_token_file
+    if spec.kv_shadow.size_bytes and place.shadow_dir is not None:
+        env[ENV_SHADOW_BYTES] = str(spec.kv_shadow.size_bytes)
+        env[ENV_SHADOW_DIR] = place.shadow_dir
+        env[ENV_SHADOW_EVICTION] = spec.kv_shadow.eviction
     if spec.model.source.hub is None:
         env["HF_HUB_OFFLINE"] = "1"
     if spec.engine.device is Device.CPU:

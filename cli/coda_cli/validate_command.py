@@ -6,6 +6,7 @@ import click
 
 from coda_cli.errors import PreflightError
 from coda_cli.up.cluster_file import read_cluster_file
+from coda_cli.up.layout import shadow_folder
 from coda_cli.up.machine import look_at_machine
 from coda_cli.up.preflight import check
 
@@ -20,7 +21,7 @@ def validate(file: Path, here: bool) -> None:
     cluster = read_cluster_file(file)
     if here:
         port = cluster.spec.router.port
-        findings = check(cluster.spec, look_at_machine(cluster.spec, port), port)
+        findings = check(cluster.spec, look_at_machine(cluster.spec, port, shadow_folder(cluster.name)), port)
         if findings.problems:
             raise PreflightError("\n".join(f"{file}: {problem}" for problem in findings.problems))
         for note in findings.notes:

@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -5,8 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from coda_cli.up.machine import Machine, ModelFolder, core_list
-from coda_cli.up.preflight import check
+from coda_cli.up.machine import Machine, ModelFolder, core_list, look_at_machine
+from coda_cli.up.preflight import ENGINE_SHARED_MEMORY_BYTES, check
+from coda_operator.desired.processes import shadow_space_bytes
 from coda_operator.spec import CodaClusterSpec
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "smollm2-cpu.yaml"
@@ -19,7 +21,7 @@ MACHINE = Machine(
 def spec_with(**changes: dict[str, Any]) -> CodaClusterSpec:
     spec = yaml.safe_load(EXAMPLE.read_text())["spec"]
     for group, fields in changes.items():
-        spec[group] = spec[group] | fields
+        spec[group] = spec.get(group, {}) | fields
     return CodaClusterSpec.parse(spec)
 
 
@@ -93,3 +95,33 @@ def test_fields_that_only_a_cluster_uses_are_remarked_when_they_are_written() ->
         "spec.engine.gpuResource",
         "spec.profiling.timeoutSeconds",
     ]
+
+
+@pytest.mark.parametrize(("scope", "shadows"), [("Pod", 3), ("Node", 1)])
+def test_a_shadow_counts_once_for_each_that_shares_it(scope: str, shadows: int) -> None:
+    spec = spec_with(engine={"replicas": 3}, kvShadow={"size": "1Gi", "scope": scope})
+    needed = 3 * ENGINE_SHARED_MEMORY_BYTES + shadows * shadow_space_bytes(spec)
+    assert problems(spec, replace(MACHINE, shared_memory_bytes=needed)) == ()
+    (problem,) = problems(spec, replace(MACHINE, shared_memory_bytes=needed - 1))
+    assert problem.startswith("spec.engine.replicas, spec.kvShadow.size: 3 engines need")
+    assert "a smaller shadow" in problem
+
+
+def test_a_shadow_counts_as_memory_beside_the_kv_cache() -> None:
+    spec = spec_with(kvShadow={"size": "12G"})
+    machine = replace(MACHINE, shared_memory_bytes=20 * 10**9, memory_bytes=14 * 10**9)
+    (problem,) = problems(spec, machine)
+    assert "12.4 GB CPU shadow in all" in problem
+    assert problems(spec_with(), machine) == ()
+
+
+def test_what_a_shadow_holds_from_before_is_not_missing(tmp_path: Path) -> None:
+    spec = spec_with(kvShadow={"size": "1Gi"})
+    before = look_at_machine(spec, 8080, tmp_path / "absent")
+    held = tmp_path / "engine-0"
+    held.mkdir()
+    (held / "pages").write_bytes(bytes(1_000_000))
+    after = look_at_machine(spec, 8080, tmp_path)
+    gained = after.shared_memory_bytes - shutil.disk_usage("/dev/shm").free
+    assert before.shared_memory_bytes <= shutil.disk_usage("/dev/shm").total
+    assert gained >= 900_000

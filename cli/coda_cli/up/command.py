@@ -16,7 +16,7 @@ from coda_cli.model.catalog import BUILTIN_MODELS, cache_dir, default_model_dir
 from coda_cli.model.folder import ensure_model, folder_problem
 from coda_cli.up.byte_code import compiling_vllm
 from coda_cli.up.cluster_file import ClusterFile, read_cluster_file
-from coda_cli.up.layout import kept_byte_code
+from coda_cli.up.layout import kept_byte_code, shadow_folder
 from coda_cli.up.leftovers import clean_up_after_killed_runs
 from coda_cli.up.machine import look_at_machine, model_folder
 from coda_cli.up.preflight import check, context_problems
@@ -87,7 +87,7 @@ def _checked_place(
     """Return where ``cluster`` runs, with its model in place, after every check has passed."""
     spec = cluster.spec
     router_port = port or spec.router.port
-    machine = look_at_machine(spec, router_port)
+    machine = look_at_machine(spec, router_port, shadow_folder(cluster.name))
     findings = check(spec, machine, router_port)
     if findings.problems:
         raise PreflightError("\n".join(f"{cluster.path}: {problem}" for problem in findings.problems))

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from coda_cli.up.machine import LOOPBACK, SHARED_MEMORY_DIR, core_list
 from coda_cli.up.run_record import internal_token_file
+from coda_engine.contract.interface import SHADOW_FOLDER_PREFIX
 from coda_engine.contract.profile import SpecKey
 from coda_operator.desired.processes import (
     EnginePlace,
@@ -18,7 +20,7 @@ from coda_operator.desired.processes import (
     engine_process,
     router_process,
 )
-from coda_operator.spec import CodaClusterSpec, Device, ProfilingMode
+from coda_operator.spec import CodaClusterSpec, Device, ProfilingMode, ShadowScope
 
 _PRIVATE_PREFIX = "coda-"
 
@@ -31,10 +33,13 @@ class Folders:
         scratch: Temporary files of every process, secrets, the settings document. Its path is short, since vLLM
             puts sockets there and a socket's path has at most 107 characters.
         pages: Shared-memory pages between an engine's processes.
+        shadow: The CodaCluster's CPU shadow. Its name is not random and it stays when a run is killed: the next run
+            finds its sessions' KV in it.
     """
 
     scratch: Path
     pages: Path
+    shadow: Path
 
     @property
     def temporary(self) -> Path:
@@ -57,13 +62,28 @@ class Folders:
         return internal_token_file(self.scratch)
 
 
-def make_folders(spec: CodaClusterSpec) -> Folders:
+def shadow_folder(name: str) -> Path:
+    """Return the folder of the CPU shadow of the CodaCluster ``name`` on this machine."""
+    return SHARED_MEMORY_DIR / f"{SHADOW_FOLDER_PREFIX}{name}"
+
+
+def remove_shadow(folder: Path) -> None:
+    """Remove a CPU shadow, if it is this user's; nobody may be using it any more."""
+    if folder.is_dir() and folder.stat().st_uid == os.getuid():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_folders(name: str, spec: CodaClusterSpec) -> Folders:
     """Make a run's private folders, with new secrets and the specification's settings in them."""
     folders = Folders(
+        shadow=shadow_folder(name),
         scratch=Path(tempfile.mkdtemp(prefix=_PRIVATE_PREFIX)),
         pages=Path(tempfile.mkdtemp(prefix=_PRIVATE_PREFIX, dir=SHARED_MEMORY_DIR)),
     )
     folders.temporary.mkdir()
+    if spec.kv_shadow.size_bytes:
+        # Not made anew, and not given away: an engine that finds a folder of somebody else's goes without.
+        folders.shadow.mkdir(mode=0o700, exist_ok=True)
     folders.cluster_secret_file.parent.mkdir(mode=0o700)
     for file in (folders.cluster_secret_file, folders.internal_token_file):
         file.touch(mode=0o600)
@@ -97,6 +117,7 @@ def engine_processes(
             cluster_secret_file=str(folders.cluster_secret_file),
             internal_token_file=str(folders.internal_token_file),
             page_dir=str(folders.pages),
+            shadow_dir=str(_shadow_of(number, spec, folders)),
             cores=_cores_of(number, spec.engine.device_count, cores) if spec.engine.device is Device.CPU else None,
         )
         process = engine_process(spec, key, place)
@@ -158,6 +179,11 @@ def kept_byte_code(surroundings: Mapping[str, str], cache: Path) -> dict[str, st
     if not os.access(Path(os.__file__).parent, os.W_OK) or not os.access(sys.prefix, os.W_OK):
         environment.setdefault("PYTHONPYCACHEPREFIX", str(cache / "pyc"))
     return environment
+
+
+def _shadow_of(number: int, spec: CodaClusterSpec, folders: Folders) -> Path:
+    """Return the folder of engine ``number``: the shared one, or one of its own that it finds again."""
+    return folders.shadow / ("node" if spec.kv_shadow.scope is ShadowScope.NODE else f"engine-{number}")
 
 
 def _cores_of(number: int, threads: int, cores: tuple[int, ...]) -> str:

@@ -42,7 +42,7 @@ class Machine:
     Attributes:
         cores: CPUs that this process may use.
         memory_bytes: Memory that can be had without swapping.
-        shared_memory_bytes: Free bytes in /dev/shm.
+        shared_memory_bytes: Free bytes in /dev/shm, with those that this CodaCluster's CPU shadow holds from before.
         gpus: GPUs that the driver lists.
         vllm_version: Version of the installed vLLM; None when there is none.
         busy_ports: Those of the ports asked about that something listens on.
@@ -58,13 +58,20 @@ class Machine:
     model: ModelFolder | None
 
 
-def look_at_machine(spec: CodaClusterSpec, port: int) -> Machine:
-    """Return what ``spec`` will find on this machine; ``port`` is the router's."""
+def look_at_machine(spec: CodaClusterSpec, port: int, shadow: Path | None = None) -> Machine:
+    """Return what ``spec`` will find on this machine.
+
+    Args:
+        spec: The specification.
+        port: The router's.
+        shadow: Folder of the CodaCluster's CPU shadow, whether it exists or not.
+    """
     host_path = spec.model.source.host_path
+    held_bytes = _allocated_bytes(shadow) if shadow is not None else 0
     return Machine(
         cores=tuple(sorted(os.sched_getaffinity(0))),
-        memory_bytes=_memory_bytes(),
-        shared_memory_bytes=shutil.disk_usage(SHARED_MEMORY_DIR).free,
+        memory_bytes=_memory_bytes() + held_bytes,
+        shared_memory_bytes=shutil.disk_usage(SHARED_MEMORY_DIR).free + held_bytes,
         gpus=_gpus() if spec.engine.device is Device.CUDA else 0,
         vllm_version=installed_vllm_version(),
         busy_ports=frozenset(candidate for candidate in (port,) if not port_is_free(candidate)),
@@ -141,6 +148,12 @@ def _memory_bytes() -> int:
             continue  # no such controller, or "max"
         available = min(available, limit)
     return available
+
+
+def _allocated_bytes(folder: Path) -> int:
+    """Return the bytes that the files below a folder hold; 0 when there is none, or it is somebody else's."""
+    files = (file for file in folder.rglob("*") if file.is_file()) if os.access(folder, os.R_OK | os.X_OK) else ()
+    return sum(file.stat().st_blocks * 512 for file in files)
 
 
 def _gpus() -> int:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from coda_cli.up.machine import LOOPBACK, Machine
 from coda_engine.contract.interface import VLLM_VERSION_FAMILY
-from coda_operator.desired.processes import DEFAULT_CPU_KV_CACHE_BYTES
-from coda_operator.spec import CodaClusterSpec, Device, quantity_bytes
+from coda_operator.desired.processes import DEFAULT_CPU_KV_CACHE_BYTES, shadow_space_bytes
+from coda_operator.spec import CodaClusterSpec, Device, ShadowScope, quantity_bytes
 
 ENGINE_BASE_BYTES = 2_200_000_000
 """Memory of an engine's three processes without weights and KV cache (measured: 2.0 to 2.2 GB)."""
@@ -120,21 +120,29 @@ def _memory_problems(spec: CodaClusterSpec, machine: Machine) -> list[str]:
     kv_bytes = quantity_bytes(engine.kv_cache_size) if engine.kv_cache_size else DEFAULT_CPU_KV_CACHE_BYTES
     if engine.device is Device.CUDA:
         weight_bytes, kv_bytes = 0, 0  # on the GPU, where vLLM checks them itself
-    needed = engine.replicas * (ENGINE_BASE_BYTES + weight_bytes + kv_bytes)
+    shadows = 1 if spec.kv_shadow.scope is ShadowScope.NODE else engine.replicas
+    shadow_bytes = shadows * shadow_space_bytes(spec)
+    needed = engine.replicas * (ENGINE_BASE_BYTES + weight_bytes + kv_bytes) + shadow_bytes
     if needed > machine.memory_bytes:
         problems.append(
-            f"spec.engine.kvCacheSize, spec.engine.replicas: {engine.replicas} engines need about {_gb(needed)} of "
-            f"memory ({_gb(ENGINE_BASE_BYTES)} each, {_gb(weight_bytes)} weights, {_gb(kv_bytes)} KV cache), "
+            f"spec.engine.kvCacheSize, spec.engine.replicas{_and_shadow_size(spec)}: {engine.replicas} engines need "
+            f"about {_gb(needed)} of memory ({_gb(ENGINE_BASE_BYTES)} each, {_gb(weight_bytes)} weights, "
+            f"{_gb(kv_bytes)} KV cache{f', {_gb(shadow_bytes)} CPU shadow in all' if shadow_bytes else ''}), "
             f"{_gb(machine.memory_bytes)} are available; set a smaller kvCacheSize or fewer replicas, or free memory"
         )
-    needed_shared = engine.replicas * ENGINE_SHARED_MEMORY_BYTES
+    needed_shared = engine.replicas * ENGINE_SHARED_MEMORY_BYTES + shadow_bytes
     if needed_shared > machine.shared_memory_bytes:
         problems.append(
-            f"spec.engine.replicas: {engine.replicas} engines need {_gb(needed_shared)} in /dev/shm, "
-            f"{_gb(machine.shared_memory_bytes)} are free; enlarge it (mount -o remount,size=2G /dev/shm; in a "
-            "container --shm-size=2g), remove old files there, or set fewer replicas"
+            f"spec.engine.replicas{_and_shadow_size(spec)}: {engine.replicas} engines need "
+            f"{_gb(needed_shared)} in /dev/shm, {_gb(machine.shared_memory_bytes)} are free; enlarge it (mount -o "
+            "remount,size=2G /dev/shm; in a container --shm-size=2g), remove old files there, or set fewer replicas"
+            f"{' or a smaller shadow' if shadow_bytes else ''}"
         )
     return problems
+
+
+def _and_shadow_size(spec: CodaClusterSpec) -> str:
+    return ", spec.kvShadow.size" if spec.kv_shadow.size_bytes else ""
 
 
 def _notes(spec: CodaClusterSpec, machine: Machine) -> list[str]:

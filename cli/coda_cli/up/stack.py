@@ -74,7 +74,7 @@ class Stack:
                 "or leave --profile out"
             )
         self._given_profile = require_given_profile(given, self._key) if given is not None else None
-        self._folders = layout.make_folders(spec)
+        self._folders = layout.make_folders(cluster.name, spec)
         self._engine_ports = free_ports(place.port + 1, spec.engine.replicas)
         self._run = RunLog(place.state, self._record())
         self._engines, self._router = self._processes()
@@ -97,6 +97,9 @@ class Stack:
                 task.cancel()
             outcomes = await asyncio.gather(serving, stopping, return_exceptions=True)
             await self._end(guardian)
+            if stop.is_set():
+                # Asked to end, not failed or killed: nobody comes back for what the CPU shadow holds.
+                await asyncio.to_thread(layout.remove_shadow, self._folders.shadow)
         failure = outcomes[0]
         if isinstance(failure, ExceptionGroup):
             raise failure.exceptions[0]

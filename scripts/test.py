@@ -100,7 +100,12 @@ def all_suites(*, long: bool) -> list[Suite]:
                 (PYTHON, "-m", "coda_operator.crd", "--check"),
             ),
         ),
-        Suite("unit", "tests without vLLM or a cluster", ((*pytest, "-m", "not vllm and not cluster and not gpu"),)),
+        Suite(
+            "unit",
+            "tests without vLLM or a cluster",
+            # Side by side, file by file: most of their time is waiting for real time-outs.
+            ((*pytest, "-n", "2", "--dist", "loadfile", "-m", "not vllm and not cluster and not gpu"),),
+        ),
         Suite(
             "vllm",
             "tests on real vLLM engines (CPU)",

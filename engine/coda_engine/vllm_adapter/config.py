@@ -8,6 +8,7 @@ from typing import Self
 
 from coda_engine.contract import interface
 from coda_engine.contract.identity import Isolation
+from coda_engine.shadow import EvictionPolicyName
 from coda_engine.vllm_adapter.telemetry.page import FILE_PREFIX
 
 ENV_PAGE_FILES = "CODA_PAGE_FILES"
@@ -48,6 +49,41 @@ class FileText:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowConfig:
+    """The CPU shadow as it was asked for.
+
+    Attributes:
+        size_bytes: Bytes for pages of all ranks; 0 = no shadow.
+        folder: Folder of its files.
+        eviction: Which page makes room for a new one.
+        problem: Why there is no shadow although one was asked for; "" otherwise.
+    """
+
+    size_bytes: int
+    folder: Path
+    eviction: EvictionPolicyName
+    problem: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Return what ``environment`` asks for; what cannot be read is kept as a problem, and there is no shadow."""
+        folder = environment.get(interface.ENV_SHADOW_DIR)
+        path = Path(folder) if folder else DEFAULT_PAGE_DIR / f"{interface.SHADOW_FOLDER_PREFIX}{os.getuid()}"
+        size, eviction = environment.get(interface.ENV_SHADOW_BYTES) or "0", EvictionPolicyName.LRU
+        if not (size.isascii() and size.isdigit()):
+            problem = f"{interface.ENV_SHADOW_BYTES}: {size!r} is no number of bytes; set for example 4294967296"
+            return cls(0, path, eviction, problem)
+        chosen = environment.get(interface.ENV_SHADOW_EVICTION) or eviction
+        try:
+            return cls(int(size), path, EvictionPolicyName(chosen))
+        except ValueError:
+            allowed = ", ".join(EvictionPolicyName)
+            return cls(
+                0, path, eviction, f"{interface.ENV_SHADOW_EVICTION}: {chosen!r} is unknown; set one of {allowed}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterConfig:
     """The adapter's whole configuration (variables: :mod:`coda_engine.contract.interface`).
 
@@ -61,6 +97,7 @@ class AdapterConfig:
         isolation_problem: Why the configured isolation was not used (then it is Tenant, the stricter); else "".
         page_dir: Folder of the shared-memory pages.
         page_files: Path prefix of pages that a parent process has made; None in the first process.
+        shadow: The CPU shadow.
     """
 
     spec_key: str
@@ -72,6 +109,7 @@ class AdapterConfig:
     isolation_problem: str
     page_dir: Path
     page_files: Path | None
+    shadow: ShadowConfig
 
     def owns_pages(self, pid: int) -> bool:
         """Return whether the process ``pid`` made the pages (their name begins with its maker's pid)."""
@@ -92,6 +130,7 @@ class AdapterConfig:
             isolation_problem=isolation_problem,
             page_dir=Path(environment.get(interface.ENV_PAGE_DIR) or DEFAULT_PAGE_DIR),
             page_files=Path(page_files) if page_files else None,
+            shadow=ShadowConfig.from_environment(environment),
         )
 
 

@@ -1,122 +1,169 @@
 """``coda bench engine``."""
 
 import asyncio
-import math
+import os
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 import aiohttp
 import click
 
-from coda_bench.engine.idle import IdleLoad, alternate
-from coda_bench.engine.selection import measure
-from coda_bench.engine.server import EngineStartError, accept_profile, bench_spec, running_engine
-from coda_bench.report import Row, machine_description, paired_ratio, show, write_jsonl
+from coda_bench.engine import fleet, idle, paper, restart, restore, selection, session_case
+from coda_bench.engine.cases import FULL, FleetCase, SessionsCase, quick
+from coda_bench.engine.finished import Finished, surroundings
+from coda_bench.engine.progress import Progress
+from coda_bench.engine.replay import ReplayError
+from coda_bench.engine.restore import NotRestoredError
+from coda_bench.engine.server import EngineStartError
+from coda_bench.engine.systems import UnknownSystemError, systems
+from coda_bench.engine.workbench import Workbench
+from coda_bench.report import Row, machine_description, show, write_jsonl
+from coda_engine.contract.errors import DocumentError, ProfileRefusedError
+from coda_engine.profiling import ProfilingError
 
-CASES = ("idle", "selection")
-CORE = 0
+DEFAULT_CASES = ("m3", "idle", "restore")
 BUILTIN_MODEL = "smollm2-135m-instruct"
+
+_ENGINES = 2
+_EXPECTED_ERRORS = (
+    EngineStartError,
+    ReplayError,
+    NotRestoredError,
+    ProfilingError,
+    ProfileRefusedError,
+    DocumentError,
+    TimeoutError,
+    aiohttp.ClientError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """How much is measured.
+class _Case:
+    """A case that can be asked for: how long it takes, and how it is run."""
 
-    Attributes:
-        idle: Load of one idle measurement.
-        idle_repetitions: Pairs of idle measurements in each of the two blocks.
-        selection_window_s: Window of each selection measurement.
-        selection_churn: Also measure selection while blocks are evicted and inserted all the time.
-    """
-
-    idle: IdleLoad
-    idle_repetitions: int
-    selection_window_s: float
-    selection_churn: bool
-
-
-QUICK = Size(IdleLoad(output_tokens=48), idle_repetitions=3, selection_window_s=15, selection_churn=False)
-FULL = Size(IdleLoad(output_tokens=128), idle_repetitions=16, selection_window_s=60, selection_churn=True)
+    name: str
+    expected_s: float
+    run: Callable[[Workbench], Awaitable[list[Row]]]
+    prepared: bool = False
 
 
 @click.command()
-@click.option("--case", "cases", default=",".join(CASES), show_default=True, help="Cases, separated by commas.")
-@click.option("--quick/--full", default=True, show_default=True, help="Some minutes, or half an hour.")
+@click.option("--case", "cases", default=",".join(DEFAULT_CASES), show_default=True,
+              help="Cases, separated by commas.")  # fmt: skip
+@click.option("--quick/--full", "is_quick", default=False, show_default=True,
+              help="The same work cut to minutes (its figures mean nothing), or about an hour and a half.")  # fmt: skip
+@click.option("--systems", "system_names", default=None,
+              help="Systems of the cases that play sessions, for example coda,fifo or coda+tauMs=20000.")  # fmt: skip
+@click.option("--capacity", type=click.FloatRange(0.001, 1_000),
+              help="Sessions/s that FIFO serves on one core; default: measured first.")  # fmt: skip
+@click.option("--cores", help="CPUs for engines, for example 0,1; default: the first two that this process may use.")
 @click.option("--model", "model_path", type=click.Path(path_type=Path, exists=True, file_okay=False), default=None,
               help="Folder of the model; default: the built-in one, made when absent.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="JSON lines go here.")
-def engine(cases: str, quick: bool, model_path: Path | None, out: Path | None) -> None:
-    """Measure what Coda's plug-ins cost on a real engine, against stock vLLM in the same run."""
-    chosen = [case.strip() for case in cases.split(",") if case.strip()]
-    unknown = sorted(set(chosen) - set(CASES))
-    if unknown:
-        raise click.BadParameter(f"no case {', '.join(unknown)}; there are: {', '.join(CASES)}", param_hint="--case")
-    size = QUICK if quick else FULL
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None,
+              help="JSON lines go here; an interrupted run goes on from the folder FILE.state.")  # fmt: skip
+@click.option("--fresh", is_flag=True, help="Measure everything again, also what an interrupted run had finished.")
+def engine(
+    cases: str,
+    is_quick: bool,
+    system_names: str | None,
+    capacity: float | None,
+    cores: str | None,
+    model_path: Path | None,
+    out: Path | None,
+    fresh: bool,
+) -> None:
+    """Measure a real engine: Coda's decisions against its rivals and stock vLLM, and what they cost."""
+    chosen = _cases(cases, is_quick, system_names, _cores(cores))
+    model = model_path or _builtin_model()
+    state = out.with_name(out.name + ".state") if out is not None else None
+    finished = Finished(state, surroundings(model))
+    if fresh:
+        finished.forget()
+    progress = Progress(lambda line: click.echo(f"── {line}", err=True))
+    bench = Workbench(model, _cores(cores), finished, progress, capacity, is_quick)
     try:
-        rows = asyncio.run(_run(chosen, size, model_path or _builtin_model()))
-    except (EngineStartError, TimeoutError, aiohttp.ClientError) as error:
+        rows = asyncio.run(_run(bench, chosen))
+    except _EXPECTED_ERRORS as error:
         click.echo(f"coda bench engine: {error or type(error).__name__}", err=True)
+        for note in getattr(error, "__notes__", ()):
+            click.echo(note, err=True)
+        if state is not None and state.is_dir():
+            click.echo("What was finished is kept: the same command goes on from there.", err=True)
         sys.exit(1)
     if out is not None:
         write_jsonl(rows, out)
     show(rows, sys.stdout)
+    beside = paper.beside(rows)
+    if beside:
+        click.echo("\nBeside the paper's own figures (its hardware, model and SLO are others):")
+        click.echo("\n".join(f"  {line}" for line in beside))
 
 
-async def _run(cases: list[str], size: Size, model_path: Path) -> list[Row]:
+async def _run(bench: Workbench, chosen: Sequence[_Case]) -> list[Row]:
+    bench.progress.plan(sum(case.expected_s for case in chosen))
+    if any(case.prepared for case in chosen):
+        bench.progress.plan(bench.prepare_expected_s())
     rows: list[Row] = []
-    if "idle" in cases:
-        rows += await _idle(size, model_path)
-    if "selection" in cases:
-        rows += await _selection(size, model_path, "selection", kv_cache="1400M")
-        if size.selection_churn:
-            rows += await _selection(size, model_path, "selection-churn", kv_cache="400M")
-    return [replace(row, model=model_path.name, machine=machine_description()) for row in rows]
+    for case in chosen:
+        rows += await case.run(bench)
+    bench.progress.end()
+    return [replace(row, model=bench.model_path.name, machine=machine_description()) for row in rows]
 
 
-async def _idle(size: Size, model_path: Path) -> list[Row]:
-    """Measure in two blocks, in which the other system starts first.
+def _cases(names: str, is_quick: bool, system_names: str | None, cores: Sequence[int]) -> list[_Case]:
+    known = {case.name: case for case in _all_cases(is_quick, system_names, cores)}
+    wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
+        raise click.BadParameter(f"no case {', '.join(unknown)}; there are: {', '.join(known)}", param_hint="--case")
+    return [known[name] for name in wanted]
 
-    Two equal engines on one core differ by a tenth and more with the order of their start (memory placement); the
-    geometric mean of both orders does not.
-    """
-    spec = bench_spec(model_path, kv_cache="400M", max_running=8)
-    blocks = []
-    for order in (("stock", "coda"), ("coda", "stock")):
-        _say(
-            f"idle: starting {order[0]}, then {order[1]}, on the same core; then {size.idle_repetitions} pairs in turn"
-        )
-        async with running_engine(spec, order[0], core=CORE) as one, running_engine(spec, order[1], core=CORE) as other:
-            await accept_profile(one if one.system == "coda" else other)
-            blocks.append(await alternate((one, other), size.idle, size.idle_repetitions))
-    stock_tps, coda_tps = (
-        [math.sqrt(first[system] * second[system]) for first, second in zip(*blocks, strict=True)]
-        for system in ("stock", "coda")
+
+def _all_cases(is_quick: bool, system_names: str | None, cores: Sequence[int]) -> list[_Case]:
+    fleet_case = FleetCase()
+    if is_quick:
+        fleet_case = replace(fleet_case, admissions=("coda",), placements=("coda", "smetric"),
+                             run=quick(fleet_case.run))  # fmt: skip
+    restore_size, restart_size, idle_size, selection_size = (
+        (size.QUICK if is_quick else size.FULL) for size in (restore, restart, idle, selection)
     )
-    ratio = paired_ratio(coda_tps, stock_tps)
-    repetitions = len(stock_tps)
     return [
-        Row("engine", "idle", "output_tps", "stock", median(stock_tps), "tokens/s", reps=repetitions),
-        Row("engine", "idle", "output_tps", "coda", median(coda_tps), "tokens/s", "stock", ratio.ratio, ratio.low,
-            ratio.high, repetitions),
-    ]  # fmt: skip
+        *(_sessions_case(quick(case) if is_quick else case, system_names, cores) for case in FULL),
+        _Case("fleet2", fleet.expected_s(fleet_case), lambda bench: fleet.run_fleet_case(bench, fleet_case), True),
+        _Case("restore", restore_size.expected_s(), lambda bench: restore.run_restore_case(bench, restore_size)),
+        _Case("warm-restart", restart_size.expected_s(), lambda bench: restart.run_restart_case(bench, restart_size)),
+        _Case("idle", 2 * idle_size.block_expected_s(), lambda bench: idle.run_idle_case(bench, idle_size)),
+        _Case(
+            "selection", selection_size.expected_s(), lambda bench: selection.run_selection_case(bench, selection_size)
+        ),
+    ]
 
 
-async def _selection(size: Size, model_path: Path, case: str, kv_cache: str) -> list[Row]:
-    spec = bench_spec(model_path, kv_cache=kv_cache, max_running=4)
-    _say(f"{case}: filling the queue, then {size.selection_window_s:.0f} s")
-    async with running_engine(spec, "coda", core=CORE) as coda:
-        await accept_profile(coda)
-        cost = await measure(coda, size.selection_window_s)
-    figures = (
-        ("selection_p50_ms", cost.p50_ms, "ms"),
-        ("selection_p99_ms", cost.p99_ms, "ms"),
-        ("selection_share", cost.share, "of engine time"),
-        ("candidates_p50", float(cost.candidates), "requests"),
-    )
-    return [Row("engine", case, metric, "coda", value, unit, reps=cost.selections) for metric, value, unit in figures]
+def _sessions_case(case: SessionsCase, system_names: str | None, cores: Sequence[int]) -> _Case:
+    try:
+        chosen = systems(system_names if system_names is not None else ",".join(case.systems))
+    except UnknownSystemError as error:
+        raise click.BadParameter(str(error), param_hint="--systems") from error
+    expected_s = session_case.expected_s(case, chosen, cores)
+    return _Case(case.name, expected_s, lambda bench: session_case.run_sessions_case(bench, case, chosen), True)
+
+
+def _cores(text: str | None) -> tuple[int, ...]:
+    usable = sorted(os.sched_getaffinity(0))
+    if text is None:
+        return tuple(usable[:_ENGINES])
+    try:
+        cores = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of CPU numbers like 0,1", param_hint="--cores") from None
+    missing = set(cores) - set(range(os.cpu_count() or 1))
+    if missing:
+        raise click.BadParameter(f"this machine has no CPU {min(missing)}", param_hint="--cores")
+    return cores
 
 
 def _builtin_model() -> Path:
@@ -126,7 +173,3 @@ def _builtin_model() -> Path:
     if made.returncode != 0:
         raise click.ClickException(f"`coda model {BUILTIN_MODEL}` failed; give a model's folder with --model")
     return Path(made.stdout.strip())
-
-
-def _say(text: str) -> None:
-    click.echo(f"── {text}", err=True)

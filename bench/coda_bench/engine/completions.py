@@ -1,18 +1,9 @@
 """Completion requests of exactly known size: prompts are token ids, and generation never stops early."""
 
 import json
-import random
 from collections.abc import Sequence
 
 import aiohttp
-
-_TOKEN_IDS = range(1_000, 40_000)
-"""Ordinary tokens of any model that benchmarks run."""
-
-
-def random_prompt(rng: random.Random, tokens: int) -> list[int]:
-    """Return ``tokens`` random token ids."""
-    return [rng.randrange(_TOKEN_IDS.start, _TOKEN_IDS.stop) for _ in range(tokens)]
 
 
 def completion_body(model: str, prompt: Sequence[int], output_tokens: int) -> bytes:

@@ -1,15 +1,23 @@
 """Case ``idle``: what the plug-ins cost when there is nothing to decide (output tokens/s against stock vLLM)."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import aiohttp
 
-from coda_bench.engine.completions import complete, completion_body, random_prompt
-from coda_bench.engine.server import EngineUnderTest
+from coda_bench.engine.completions import complete, completion_body
+from coda_bench.engine.server import EngineSetup, EngineUnderTest, accept_profile, bench_spec, running_engine
+from coda_bench.engine.workbench import Workbench
+from coda_bench.report import Row, paired_ratio
+from coda_bench.workload.content import random_prompt
+
+_MAX_RUNNING = 8
+_START_S = 35.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,69 @@ class IdleLoad:
     requests: int = 4
     prompt_tokens: int = 64
     output_tokens: int = 96
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSize:
+    """How much is measured: ``repetitions`` pairs of ``load`` in each of the two blocks."""
+
+    load: IdleLoad
+    repetitions: int
+
+    def block_expected_s(self) -> float:
+        """Return about how long a block takes, seconds."""
+        return 2 * _START_S + 2 * (self.repetitions + 1) * self.load.requests * self.load.output_tokens / 60
+
+
+FULL = IdleSize(IdleLoad(output_tokens=128), repetitions=16)
+QUICK = IdleSize(IdleLoad(output_tokens=48), repetitions=3)
+
+
+async def run_idle_case(bench: Workbench, size: IdleSize) -> list[Row]:
+    """Return the rows of the case, measured in two blocks in which the other system starts first.
+
+    Two equal engines on one core differ by a tenth and more with the order of their start (memory placement); the
+    geometric mean of both orders does not.
+
+    Raises:
+        EngineStartError: An engine did not start.
+    """
+    blocks = [await _block(bench, size, order) for order in (("stock", "coda"), ("coda", "stock"))]
+    stock_tps, coda_tps = (
+        [math.sqrt(first[system] * second[system]) for first, second in zip(*blocks, strict=True)]
+        for system in ("stock", "coda")
+    )
+    ratio = paired_ratio(coda_tps, stock_tps)
+    repetitions = len(stock_tps)
+    return [
+        Row("engine", "idle", "output_tps", "stock", median(stock_tps), "tokens/s", reps=repetitions),
+        Row("engine", "idle", "output_tps", "coda", median(coda_tps), "tokens/s", "stock", ratio.ratio, ratio.low,
+            ratio.high, repetitions),
+    ]  # fmt: skip
+
+
+async def _block(bench: Workbench, size: IdleSize, order: tuple[str, str]) -> list[dict[str, float]]:
+    spec = bench_spec(bench.model_path, kv_cache="400M", max_running=_MAX_RUNNING)
+
+    async def measure() -> list[dict[str, float]]:
+        bench.progress.begin(
+            f"idle: {order[0]} started first, then {order[1]}, on the same core; {size.repetitions} pairs in turn",
+            size.block_expected_s(),
+        )
+        one, other = (EngineSetup(name, spec, bench.cores[0], plugins=name == "coda") for name in order)
+        async with running_engine(one) as first, running_engine(other) as second:
+            await accept_profile(first if first.system == "coda" else second)
+            return await alternate((first, second), size.load, size.repetitions)
+
+    what = {
+        "measurement": "idle",
+        "order": list(order),
+        "core": bench.cores[0],
+        "repetitions": size.repetitions,
+        "load": [size.load.requests, size.load.prompt_tokens, size.load.output_tokens],
+    }
+    kept: list[dict[str, float]] = await bench.finished.once(what, measure)
+    return kept
 
 
 async def output_tokens_per_s(engine: EngineUnderTest, load: IdleLoad, seed: int) -> float:

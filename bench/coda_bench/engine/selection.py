@@ -9,19 +9,25 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from coda_bench.engine.completions import complete, completion_body, random_prompt
-from coda_bench.engine.server import EngineUnderTest
+from coda_bench.engine.completions import complete, completion_body
+from coda_bench.engine.server import EngineSetup, EngineUnderTest, accept_profile, bench_spec, running_engine
+from coda_bench.engine.workbench import Workbench
+from coda_bench.report import Row
+from coda_bench.workload.content import random_prompt
 from coda_engine.contract.interface import DECISIONS_PATH
+from coda_operator.spec import CodaClusterSpec
 
 CLIENTS = 80
 PROMPT_TOKENS = 3_000
 SHARED_TOKENS = 2_880
 WARM_UP_LIMIT_S = 240.0
+_WARM_UP_EXPECTED_S = 100.0
+_MAX_RUNNING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,64 @@ class SelectionCost:
     p99_ms: float
     share: float
     candidates: int
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionSize:
+    """How much is measured.
+
+    Attributes:
+        window_s: Window of each measurement, seconds.
+        churn: Also measure while blocks are evicted and inserted all the time.
+    """
+
+    window_s: float
+    churn: bool
+
+    def caches(self) -> dict[str, str]:
+        """Return the KV cache of each case that is run."""
+        return {"selection": "1400M", "selection-churn": "400M"} if self.churn else {"selection": "1400M"}
+
+    def expected_s(self) -> float:
+        """Return about how long the case takes, seconds."""
+        return len(self.caches()) * (_WARM_UP_EXPECTED_S + self.window_s)
+
+
+FULL = SelectionSize(window_s=60, churn=True)
+QUICK = SelectionSize(window_s=15, churn=False)
+
+
+async def run_selection_case(bench: Workbench, size: SelectionSize) -> list[Row]:
+    """Return the rows of the case.
+
+    Raises:
+        EngineStartError: The engine did not start.
+        TimeoutError: The engine did not serve every prompt once within WARM_UP_LIMIT_S.
+    """
+    rows: list[Row] = []
+    for case, kv_cache in size.caches().items():
+        spec = bench_spec(bench.model_path, kv_cache=kv_cache, max_running=_MAX_RUNNING)
+
+        async def one(case: str = case, spec: CodaClusterSpec = spec) -> dict[str, float]:
+            bench.progress.begin(
+                f"{case}: filling the queue, then {size.window_s:.0f} s", _WARM_UP_EXPECTED_S + size.window_s
+            )
+            async with running_engine(EngineSetup("coda", spec, bench.cores[0])) as coda:
+                await accept_profile(coda)
+                return asdict(await measure(coda, size.window_s))
+
+        what = {"measurement": case, "window_s": size.window_s, "core": bench.cores[0]}
+        cost = SelectionCost(**await bench.finished.once(what, one))
+        figures = (
+            ("selection_p50_ms", cost.p50_ms, "ms"),
+            ("selection_p99_ms", cost.p99_ms, "ms"),
+            ("selection_share", cost.share, "of engine time"),
+            ("candidates_p50", float(cost.candidates), "requests"),
+        )
+        rows += [
+            Row("engine", case, metric, "coda", value, unit, reps=cost.selections) for metric, value, unit in figures
+        ]
+    return rows
 
 
 async def measure(engine: EngineUnderTest, window_s: float) -> SelectionCost:

@@ -2,33 +2,33 @@
 
 import asyncio
 import dataclasses
+import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from coda_bench.ports import free_ports
-from coda_engine.contract.interface import KEYS_PATH, PROFILE_PATH
-from coda_engine.contract.profile import (
-    CurvePoint,
-    FullKey,
-    HeldOutPoint,
-    PrefillProfile,
-    Profile,
-    Provenance,
-)
-from coda_operator.desired.processes import EnginePlace, ProcessSpec, engine_process
+from coda_engine.profiling import EngineClient
+from coda_engine.profiling.assumed import assumed_profile
+from coda_operator.desired.processes import CPU_BLOCK_TOKENS, EnginePlace, ProcessSpec, engine_process
 from coda_operator.spec import CodaClusterSpec
 
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
+
+_FLOAT32_BYTES = 4
+_ENV_SHADOW_BYTES = "CODA_SHADOW_BYTES"
+_ENV_SHADOW_DIR = "CODA_SHADOW_DIR"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - shared memory, not a temporary file
 
 
 class EngineStartError(RuntimeError):
@@ -36,11 +36,34 @@ class EngineStartError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """How an engine is started.
+
+    Attributes:
+        name: ``stock``, ``coda`` or whatever the figures call it.
+        spec: What to serve, with which settings.
+        core: CPU that the model's computation is bound to.
+        plugins: Whether Coda's plug-ins are loaded; False = the same command line as stock vLLM.
+        whole_process: Bind API server and scheduler to ``core`` too, so that a neighbour on another core has it alone.
+        shadow_bytes: Size of the CPU shadow; 0 = none.
+        shadow_folder: Where the shadow is; None = a folder of its own, removed afterwards.
+    """
+
+    name: str
+    spec: CodaClusterSpec
+    core: int
+    plugins: bool = True
+    whole_process: bool = False
+    shadow_bytes: int = 0
+    shadow_folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineUnderTest:
     """A running engine.
 
     Attributes:
-        system: ``stock`` or ``coda``.
+        system: As its setup names it.
         url: Base URL on loopback.
         model: Name to ask for.
         pid: Process id of the API server, leader of the engine's process group.
@@ -51,11 +74,27 @@ class EngineUnderTest:
     model: str
     pid: int
 
+    def kill(self) -> None:
+        """Kill every process of the engine at once, as a node's crash would."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
-def bench_spec(model_path: Path, *, kv_cache: str, max_running: int) -> CodaClusterSpec:
+
+def bench_spec(
+    model_path: Path,
+    *,
+    kv_cache: str,
+    max_running: int,
+    max_context_tokens: int = 8_192,
+    admission: Mapping[str, Any] | None = None,
+    placement: Mapping[str, Any] | None = None,
+) -> CodaClusterSpec:
     """Return the specification of the engine that every case runs: one core, 512-token steps.
 
     float32, because CPUs without instructions for bfloat16 take many times longer with it.
+
+    Raises:
+        DocumentError: ``admission`` or ``placement`` is not what this version's settings allow.
     """
     return CodaClusterSpec.parse(
         {
@@ -63,90 +102,125 @@ def bench_spec(model_path: Path, *, kv_cache: str, max_running: int) -> CodaClus
                 "name": "bench",
                 "source": {"hostPath": str(model_path)},
                 "dtype": "float32",
-                "maxContextTokens": 8192,
+                "maxContextTokens": max_context_tokens,
             },
             "engine": {"device": "cpu", "cpus": 1, "kvCacheSize": kv_cache, "maxRunning": max_running},
+            "admission": dict(admission or {}),
+            "router": {"placement": dict(placement or {})},
         }
     )
 
 
-@asynccontextmanager
-async def running_engine(spec: CodaClusterSpec, system: str, *, core: int) -> AsyncIterator[EngineUnderTest]:
-    """Start an engine bound to ``core``, yield it once healthy, and end its whole process group after.
+def kv_block_bytes(model_path: Path) -> int:
+    """Return the bytes of one KV block of the model in ``model_path``, in float32.
 
-    Args:
-        spec: What to serve.
-        system: ``stock`` starts the same command line without Coda's plug-ins.
-        core: CPU that the model's computation is bound to.
+    Raises:
+        EngineStartError: The folder has no readable ``config.json`` of a model with plain attention.
+    """
+    try:
+        config = json.loads((model_path / "config.json").read_text())
+        heads = int(config["num_attention_heads"])
+        head_size = int(config.get("head_dim") or config["hidden_size"] // heads)
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        per_token = 2 * int(config["num_hidden_layers"]) * kv_heads * head_size * _FLOAT32_BYTES
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineStartError(f"{model_path}/config.json does not tell the size of the KV cache: {error!r}") from error
+    return per_token * CPU_BLOCK_TOKENS
+
+
+@asynccontextmanager
+async def running_engine(setup: EngineSetup) -> AsyncIterator[EngineUnderTest]:
+    """Start an engine, yield it once healthy, and end its whole process group after.
+
+    An exception that passes through is given the last lines of the engine's log as a note.
 
     Raises:
         EngineStartError: Not healthy within START_LIMIT_S.
     """
     folder = Path(tempfile.mkdtemp(prefix="coda-bench-"))
-    try:
-        (folder / "settings.json").write_text(spec.settings().model_dump_json(by_alias=True))
-        process = _process(spec, system, folder, core)
-        with (folder / "log").open("wb") as log:
-            child = await asyncio.create_subprocess_exec(
-                # A benchmark that is killed takes its engines along.
-                "setpriv",
-                "--pdeathsig",
-                "TERM",
-                *process.argv,
-                stdout=log,
-                stderr=log,
-                env=_environment(process.env, folder),
-                start_new_session=True,
-            )
+    with _shadow_folder(setup) as shadow_folder:
         try:
-            url = f"http://127.0.0.1:{process.port}"
-            await _wait_healthy(url, child, folder / "log")
-            yield EngineUnderTest(system, url, spec.model.name, child.pid)
+            (folder / "settings.json").write_text(setup.spec.settings().model_dump_json(by_alias=True))
+            process = _process(setup, folder, shadow_folder)
+            with (folder / "log").open("wb") as log:
+                child = await asyncio.create_subprocess_exec(
+                    # A benchmark that is killed takes its engines along.
+                    *("setpriv", "--pdeathsig", "TERM"),
+                    *(("taskset", "-c", str(setup.core)) if setup.whole_process else ()),
+                    *process.argv,
+                    stdout=log,
+                    stderr=log,
+                    env=_environment(process.env, folder),
+                    start_new_session=True,
+                )
+            try:
+                url = f"http://127.0.0.1:{process.port}"
+                await _wait_healthy(url, child, folder / "log")
+                yield EngineUnderTest(setup.name, url, setup.spec.model.name, child.pid)
+            except EngineStartError:
+                raise
+            except Exception as error:
+                error.add_note(f"log of the engine {setup.name} on core {setup.core}:\n{_tail(folder / 'log')}")
+                raise
+            finally:
+                await _end(child)
         finally:
-            await _end(child)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 async def accept_profile(engine: EngineUnderTest, ms_per_token: float = 1.0) -> None:
     """Give the engine a profile with its own key and a straight cost curve, so that admission decides.
 
     The curve is assumed, not measured: benchmarks of overhead need decisions, not true costs.
+
+    Raises:
+        ProfilingError: The engine does not answer.
+        ProfileRefusedError: It refused the profile.
     """
-    async with aiohttp.ClientSession(engine.url) as client:
-        async with client.get(KEYS_PATH) as reply:
-            key = FullKey.model_validate((await reply.json())["full_key"])
-        points = [CurvePoint(x=tokens, ms=tokens * ms_per_token) for tokens in (128, 512, 2048)]
-        profile = Profile(
-            full_key=key,
-            prefill=PrefillProfile(
-                points=points,
-                held_out=[HeldOutPoint(x=256, measured_ms=256 * ms_per_token, predicted_ms=256 * ms_per_token)],
-                error_bound=0.25,
-            ),
-            provenance=Provenance(measured_at="", duration_s=0, coda_version="", quick=True),
-        )
-        async with client.put(PROFILE_PATH, data=profile.to_json()) as reply:
-            if reply.status != 200:
-                raise EngineStartError(f"the engine refused the benchmark's profile: {await reply.text()}")
+    client = EngineClient(engine.url)
+    key = await asyncio.to_thread(client.full_key)
+    await asyncio.to_thread(client.put_profile, assumed_profile(key, ms_per_token))
 
 
-def _process(spec: CodaClusterSpec, system: str, folder: Path, core: int) -> ProcessSpec:
+@contextmanager
+def _shadow_folder(setup: EngineSetup) -> Iterator[Path | None]:
+    """Give an engine with a shadow a folder in shared memory that no other one has, and remove it afterwards."""
+    if setup.shadow_bytes == 0 or setup.shadow_folder is not None:
+        yield setup.shadow_folder
+        return
+    folder = new_shadow_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_shadow_folder() -> Path:
+    """Return a new folder in shared memory that only this user can open; whoever asked removes it."""
+    return Path(tempfile.mkdtemp(prefix="coda-bench-shadow-", dir=_SHARED_MEMORY))
+
+
+def _process(setup: EngineSetup, folder: Path, shadow_folder: Path | None) -> ProcessSpec:
+    spec = setup.spec
     place = EnginePlace(
-        name=system,
+        name=setup.name,
         python=sys.executable,
         host="127.0.0.1",
         port=free_ports(1)[0],
         model_path=spec.model.source.host_path,
         settings_file=str(folder / "settings.json"),
         profile_file=str(folder / "profile.json"),
-        cores=str(core),
+        cores=str(setup.core),
     )
     process = engine_process(spec, spec.spec_key("bench"), place)
-    if system == "stock":
+    env = dict(process.env)
+    if not setup.plugins:
         # An empty value loads no plug-in at all; leaving the variable out would load every installed one.
-        return dataclasses.replace(process, env={**process.env, "VLLM_PLUGINS": ""})
-    return process
+        env["VLLM_PLUGINS"] = ""
+    elif setup.shadow_bytes and shadow_folder is not None:
+        env[_ENV_SHADOW_BYTES] = str(setup.shadow_bytes)
+        env[_ENV_SHADOW_DIR] = str(shadow_folder)
+    return dataclasses.replace(process, env=env)
 
 
 def _environment(extra: Mapping[str, str], folder: Path) -> dict[str, str]:

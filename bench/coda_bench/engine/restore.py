@@ -1,0 +1,173 @@
+"""Case ``restore``: what the CPU shadow saves when a session returns, and what publishing into it costs.
+
+First token to first token, the same prompt three times on one idle engine: new (computed), after its HBM copies were
+dropped (restored), and at once again (HBM hit). Then decode with the shadow against decode without it.
+"""
+
+import asyncio
+import math
+import random
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import aiohttp
+
+from coda_bench.engine.cases import KV_BLOCKS
+from coda_bench.engine.first_token import FirstToken, ask
+from coda_bench.engine.idle import IdleLoad, alternate
+from coda_bench.engine.server import EngineSetup, EngineUnderTest, kv_block_bytes, running_engine
+from coda_bench.engine.systems import system
+from coda_bench.engine.workbench import Workbench
+from coda_bench.report import Row, paired_ratio
+from coda_engine.profiling import EngineClient
+from coda_operator.desired.processes import CPU_BLOCK_TOKENS
+
+PROMPT_TOKENS = 3_000
+_FORGET_TRIES = 100
+_FORGET_PAUSE_S = 0.2
+_SEED = 3_000
+
+
+class NotRestoredError(RuntimeError):
+    """The engine computed what its shadow should have held."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSize:
+    """How much is measured.
+
+    Attributes:
+        prompts: Prompts, each asked three times.
+        decode: Load of one decode measurement.
+        decode_repetitions: Pairs of decode measurements in each of the two blocks.
+    """
+
+    prompts: int
+    decode: IdleLoad
+    decode_repetitions: int
+
+    def expected_s(self) -> float:
+        """Return about how long the case takes, seconds."""
+        one_decode_s = self.decode.requests * self.decode.output_tokens / 60
+        return 40 + self.prompts * 6 + 2 * (70 + one_decode_s * 2 * (self.decode_repetitions + 1))
+
+
+FULL = RestoreSize(prompts=10, decode=IdleLoad(output_tokens=128), decode_repetitions=8)
+QUICK = RestoreSize(prompts=2, decode=IdleLoad(requests=2, output_tokens=32), decode_repetitions=1)
+
+
+async def run_restore_case(bench: Workbench, size: RestoreSize) -> list[Row]:
+    """Return the rows of the case.
+
+    Raises:
+        EngineStartError: An engine did not start.
+        NotRestoredError: The shadow did not give back what it should hold.
+    """
+    setup = replace(bench.setup(system("coda"), bench.cores[0], KV_BLOCKS), whole_process=False)
+
+    async def measure_paths() -> dict[str, list[float]]:
+        bench.progress.begin(f"restore: {size.prompts} prompts of {PROMPT_TOKENS} tokens", 40 + size.prompts * 6)
+        async with running_engine(setup) as engine:
+            return await _paths(engine, size.prompts)
+
+    paths = await bench.finished.once({"measurement": "restore", "prompts": size.prompts}, measure_paths)
+    blocks = [await _publication_block(bench, setup, size, order) for order in (("off", "on"), ("on", "off"))]
+    return [*_path_rows(paths, _restored_bytes(bench)), *_publication_rows(blocks)]
+
+
+async def _paths(engine: EngineUnderTest, prompts: int) -> dict[str, list[float]]:
+    """Return milliseconds to the first token by path, one of each for every prompt; a first one is not counted."""
+    rng = random.Random(_SEED)
+    times: dict[str, list[float]] = {"recompute": [], "restore": [], "hbm-hit": []}
+    async with aiohttp.ClientSession(engine.url) as client:
+        for number in range(prompts + 1):
+            prompt = [rng.randrange(1_000, 40_000) for _ in range(PROMPT_TOKENS)]
+            computed = await ask(client, engine.model, prompt)
+            await _forget_hbm(engine)
+            restored = await ask(client, engine.model, prompt)
+            _require_restored(restored)
+            hit = await ask(client, engine.model, prompt)
+            if number > 0:
+                for path, answer in zip(times, (computed, restored, hit), strict=True):
+                    times[path].append(answer.ms)
+    return times
+
+
+async def _forget_hbm(engine: EngineUnderTest) -> None:
+    """Drop what HBM holds once everything has been published: until then the engine is not idle enough."""
+    client = EngineClient(engine.url)
+    for _ in range(_FORGET_TRIES):
+        await asyncio.sleep(_FORGET_PAUSE_S)
+        if await asyncio.to_thread(client.forget_hbm):
+            return
+    raise NotRestoredError("the engine stays busy with transfers although no request is under way")
+
+
+def _require_restored(answer: FirstToken) -> None:
+    if answer.cached_tokens < PROMPT_TOKENS - 2 * CPU_BLOCK_TOKENS:
+        raise NotRestoredError(
+            f"only {answer.cached_tokens} of {PROMPT_TOKENS} prompt tokens came back after their HBM copies were "
+            "dropped: does the engine's /coda/snapshot say that KVShadow is on?"
+        )
+
+
+async def _publication_block(
+    bench: Workbench, setup: EngineSetup, size: RestoreSize, order: tuple[str, str]
+) -> list[dict[str, float]]:
+    """Return decode tokens/s with the shadow off and on, in pairs, of two engines started in this order."""
+
+    async def measure() -> list[dict[str, float]]:
+        bench.progress.begin(
+            f"restore: decode with the shadow {order[0]} and {order[1]}, in turn",
+            70 + 2 * (size.decode_repetitions + 1) * size.decode.requests * size.decode.output_tokens / 60,
+        )
+        one, other = (
+            replace(setup, name=name, shadow_bytes=setup.shadow_bytes if name == "on" else 0) for name in order
+        )
+        async with running_engine(one) as first, running_engine(other) as second:
+            return await alternate((first, second), size.decode, size.decode_repetitions)
+
+    what: dict[str, Any] = {
+        "measurement": "publication",
+        "order": list(order),
+        "repetitions": size.decode_repetitions,
+        "load": [size.decode.requests, size.decode.prompt_tokens, size.decode.output_tokens],
+    }
+    kept: list[dict[str, float]] = await bench.finished.once(what, measure)
+    return kept
+
+
+def _restored_bytes(bench: Workbench) -> float:
+    return PROMPT_TOKENS // CPU_BLOCK_TOKENS * kv_block_bytes(bench.model_path)
+
+
+def _path_rows(paths: dict[str, list[float]], restored_bytes: float) -> list[Row]:
+    recompute, restore, hit = (paths[name] for name in ("recompute", "restore", "hbm-hit"))
+    count = len(restore)
+    faster = paired_ratio(recompute, restore)
+    rows = [Row("engine", "restore", "ttft_p50", "recompute", median(recompute), "ms", reps=count)]
+    for name, times_ms in (("restore", restore), ("hbm-hit", hit)):
+        ratio = paired_ratio(times_ms, recompute)
+        rows.append(
+            Row("engine", "restore", "ttft_p50", name, median(times_ms), "ms", "recompute", ratio.ratio, ratio.low,
+                ratio.high, count)
+        )  # fmt: skip
+    rows.append(Row("engine", "restore", "restore_vs_recompute", "coda", faster.ratio, "times faster", reps=count))
+    rows.append(Row("engine", "restore", "restored_bytes", "coda", restored_bytes / 1e6, "MB", reps=count))
+    over_hit_ms = median(restored - again for restored, again in zip(restore, hit, strict=True))
+    rows.append(Row("engine", "restore", "restore_over_hit", "coda", over_hit_ms, "ms", reps=count))
+    return rows
+
+
+def _publication_rows(blocks: list[list[dict[str, float]]]) -> list[Row]:
+    """Return decode tokens/s as geometric means of both start orders: the order alone is worth a tenth and more."""
+    off, on = (
+        [math.sqrt(first[name] * second[name]) for first, second in zip(*blocks, strict=True)] for name in ("off", "on")
+    )
+    ratio = paired_ratio(on, off)
+    return [
+        Row("engine", "restore", "decode_tps", "shadow-off", median(off), "tokens/s", reps=len(off)),
+        Row("engine", "restore", "decode_tps", "shadow-on", median(on), "tokens/s", "shadow-off", ratio.ratio,
+            ratio.low, ratio.high, len(on)),
+    ]  # fmt: skip

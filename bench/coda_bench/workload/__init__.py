@@ -1,0 +1,1 @@
+"""Synthetic coding-agent sessions: pure, seeded, with the published statistics of real traces."""

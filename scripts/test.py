@@ -86,6 +86,7 @@ def all_suites(*, long: bool) -> list[Suite]:
     on_vllm = (*pytest, "-m", "vllm and not gpu")
     bench = (PYTHON, "-m", "coda_cli", "bench")
     size = "--full" if long else "--quick"
+    cases = ("--case", "m3,restore,idle,selection")
     out = ROOT / "build/bench"
     return [
         Suite(
@@ -117,7 +118,7 @@ def all_suites(*, long: bool) -> list[Suite]:
             "bench",
             f"benchmarks run to their end ({size})",
             (
-                (*bench, "engine", "--case", "idle,selection", size, "--out", str(out / "engine.jsonl")),
+                (*bench, "engine", *cases, size, "--fresh", "--out", str(out / "engine.jsonl")),
                 (*bench, "router", size, "--out", str(out / "router.jsonl")),
             ),
             missing_vllm,

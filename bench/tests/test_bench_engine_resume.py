@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -11,32 +12,39 @@ from coda_bench.engine.finished import Finished, surroundings
 from coda_bench.engine.lanes import jobs, side_by_side
 from coda_bench.engine.progress import Progress
 from coda_bench.engine.systems import NAMES, UnknownSystemError, system, systems
+from coda_bench.engine.workbench import Workbench
 
 HERE = {"engine_code": "1"}
 
 
+def workbench(folder: Path, lines: list[str]) -> Workbench:
+    return Workbench(folder, (0,), Finished(folder / "state", HERE), Progress(lines.append), None, quick=True)
+
+
 async def test_a_finished_measurement_is_not_measured_again(tmp_path):
-    finished = Finished(tmp_path / "state", HERE)
+    lines = list[str]()
+    bench = workbench(tmp_path, lines)
     measured = []
 
     async def measure() -> dict[str, int]:
         measured.append(1)
         return {"value": len(measured)}
 
-    assert await finished.once({"seed": 1}, measure) == {"value": 1}
-    assert await Finished(tmp_path / "state", HERE).once({"seed": 1}, measure) == {"value": 1}
-    assert await finished.once({"seed": 2}, measure) == {"value": 2}
+    assert await bench.once({"seed": 1}, "one", 1, measure) == {"value": 1}
+    assert await workbench(tmp_path, lines).once({"seed": 1}, "one", 1, measure) == {"value": 1}
+    assert await bench.once({"seed": 2}, "two", 1, measure) == {"value": 2}
+    assert "one: kept from before" in lines
 
 
 async def test_an_interrupted_measurement_leaves_nothing(tmp_path):
-    finished = Finished(tmp_path, HERE)
+    bench = workbench(tmp_path, [])
 
     async def interrupted() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await finished.once({"seed": 1}, interrupted)
-    assert finished.get({"seed": 1}) is None
+        await bench.once({"seed": 1}, "one", 1, interrupted)
+    assert bench.finished.get({"seed": 1}) is None
 
 
 def test_other_code_or_another_machine_measures_anew(tmp_path):

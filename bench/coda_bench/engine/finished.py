@@ -7,7 +7,7 @@ which machine. Anything else measured later has another name, so old results can
 import hashlib
 import json
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import coda_engine
 from coda_bench.report import machine_description
 from coda_engine.contract.interface import VLLM_DISTRIBUTIONS
+from coda_operator.desired import processes
 
 _SUFFIX = ".measured.json"
 
@@ -54,14 +55,6 @@ class Finished:
         whole.write_text(json.dumps({"what": what, "surroundings": dict(self.surroundings), "result": result}))
         os.replace(whole, path)
 
-    async def once(self, what: Mapping[str, Any], measure: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the finished result, or measure it now and keep it."""
-        kept = self.get(what)
-        if kept is None:
-            kept = await measure()
-            self.put(what, kept)
-        return kept
-
     def forget(self) -> None:
         """Remove every finished measurement of the folder, and nothing else in it."""
         if self.folder is not None and self.folder.is_dir():
@@ -80,7 +73,8 @@ def surroundings(model_path: Path) -> dict[str, str]:
     return {
         "machine": machine_description(),
         "vllm": _vllm_version(),
-        "engine_code": _code_digest(Path(coda_engine.__file__).parent),
+        "engine_code": _code_digest(Path(coda_engine.__file__).parent.rglob("*.py")),
+        "load_code": _code_digest(_load_code()),
         "model": _model_digest(model_path),
     }
 
@@ -94,10 +88,17 @@ def _vllm_version() -> str:
     return ""
 
 
-def _code_digest(folder: Path) -> str:
+def _load_code() -> list[Path]:
+    """Return the sources that decide what an engine is started with and asked; figures are made anew each time."""
+    here = Path(__file__).parent
+    own = [here / name for name in ("replay.py", "session_runs.py", "server.py", "first_token.py", "calibration.py")]
+    return [*own, *(here.parent / "workload").glob("*.py"), Path(processes.__file__)]
+
+
+def _code_digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(path.relative_to(folder).as_posix().encode())
+    for path in sorted(files):
+        digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -73,7 +73,6 @@ async def _run_once(
 
     async def measure() -> dict[str, Any]:
         run = case.run
-        bench.progress.begin(f"{case.name}: {name} (arrivals {seed})", run.expected_s(seed) + 10)
         chosen = system(admission)
         limit_s = 2 * START_LIMIT_S + run.warm_s + run.window_s + run.drain_limit_s + _SPARE_S
         async with asyncio.timeout(limit_s), AsyncExitStack() as stack:
@@ -96,7 +95,8 @@ async def _run_once(
         "warm_s": case.run.warm_s,
         "window_s": case.run.window_s,
     }
-    return SessionRun.from_document(await bench.finished.once(what, measure))
+    text = f"{case.name}: {name} (arrivals {seed})"
+    return SessionRun.from_document(await bench.once(what, text, case.run.expected_s(seed) + 10, measure))
 
 
 async def _at_once() -> None:

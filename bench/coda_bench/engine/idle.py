@@ -1,12 +1,11 @@
 """Case ``idle``: what the plug-ins cost when there is nothing to decide (output tokens/s against stock vLLM)."""
 
 import asyncio
-import math
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import geometric_mean, median
 
 import aiohttp
 
@@ -62,7 +61,7 @@ async def run_idle_case(bench: Workbench, size: IdleSize) -> list[Row]:
     """
     blocks = [await _block(bench, size, order) for order in (("stock", "coda"), ("coda", "stock"))]
     stock_tps, coda_tps = (
-        [math.sqrt(first[system] * second[system]) for first, second in zip(*blocks, strict=True)]
+        [geometric_mean([block[system] for block in pairs]) for pairs in zip(*blocks, strict=True)]
         for system in ("stock", "coda")
     )
     ratio = paired_ratio(coda_tps, stock_tps)
@@ -78,10 +77,6 @@ async def _block(bench: Workbench, size: IdleSize, order: tuple[str, str]) -> li
     spec = bench_spec(bench.model_path, kv_cache="400M", max_running=_MAX_RUNNING)
 
     async def measure() -> list[dict[str, float]]:
-        bench.progress.begin(
-            f"idle: {order[0]} started first, then {order[1]}, on the same core; {size.repetitions} pairs in turn",
-            size.block_expected_s(),
-        )
         one, other = (EngineSetup(name, spec, bench.cores[0], plugins=name == "coda") for name in order)
         async with running_engine(one) as first, running_engine(other) as second:
             await accept_profile(first if first.system == "coda" else second)
@@ -94,8 +89,9 @@ async def _block(bench: Workbench, size: IdleSize, order: tuple[str, str]) -> li
         "repetitions": size.repetitions,
         "load": [size.load.requests, size.load.prompt_tokens, size.load.output_tokens],
     }
-    kept: list[dict[str, float]] = await bench.finished.once(what, measure)
-    return kept
+    text = f"idle: {order[0]} started first, then {order[1]}, on the same core; {size.repetitions} pairs in turn"
+    block: list[dict[str, float]] = await bench.once(what, text, size.block_expected_s(), measure)
+    return block
 
 
 async def output_tokens_per_s(engine: EngineUnderTest, load: IdleLoad, seed: int) -> float:

@@ -55,11 +55,11 @@ async def run_restart_case(bench: Workbench, size: RestartSize) -> list[Row]:
     for number in range(size.restarts):
 
         async def measure(seed: int = number) -> list[list[list[float]]]:
-            bench.progress.begin(f"warm-restart: {size.sessions} sessions, kill, restart", size.expected_s())
             return await _one_restart(bench, size.sessions, _SEED + seed)
 
         what = {"measurement": "restart", "sessions": size.sessions, "number": number}
-        warm_answers, cold_answers = await bench.finished.once(what, measure)
+        text = f"warm-restart: {size.sessions} sessions, kill, restart"
+        warm_answers, cold_answers = await bench.once(what, text, size.expected_s() / size.restarts, measure)
         warm += [ms for ms, _ in warm_answers]
         cold += [ms for ms, _ in cold_answers]
         restored += sum(tokens for _, tokens in warm_answers)

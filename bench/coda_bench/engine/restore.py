@@ -5,10 +5,9 @@ dropped (restored), and at once again (HBM hit). Then decode with the shadow aga
 """
 
 import asyncio
-import math
 import random
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import aiohttp
@@ -40,21 +39,33 @@ class RestoreSize:
     Attributes:
         prompts: Prompts, each asked three times.
         decode: Load of one decode measurement.
-        decode_repetitions: Pairs of decode measurements in each of the two blocks.
+        decode_repetitions: Pairs of decode measurements in each block.
+        orders: Which engine starts first, with the shadow off or on; a block for each.
     """
 
     prompts: int
     decode: IdleLoad
     decode_repetitions: int
+    orders: tuple[tuple[str, str], ...] = (("off", "on"), ("on", "off"))
 
     def expected_s(self) -> float:
         """Return about how long the case takes, seconds."""
-        one_decode_s = self.decode.requests * self.decode.output_tokens / 60
-        return 40 + self.prompts * 6 + 2 * (70 + one_decode_s * 2 * (self.decode_repetitions + 1))
+        return self.paths_expected_s() + len(self.orders) * self.block_expected_s()
+
+    def paths_expected_s(self) -> float:
+        """Return about how long the prompts take with their engine's start, seconds."""
+        return 40.0 + 6.0 * self.prompts
+
+    def block_expected_s(self) -> float:
+        """Return about how long a block of decode measurements takes with its engines' start, seconds."""
+        one_s = self.decode.requests * self.decode.output_tokens / 60
+        return 70.0 + 2 * (self.decode_repetitions + 1) * one_s
 
 
 FULL = RestoreSize(prompts=10, decode=IdleLoad(output_tokens=128), decode_repetitions=8)
-QUICK = RestoreSize(prompts=2, decode=IdleLoad(requests=2, output_tokens=32), decode_repetitions=1)
+QUICK = RestoreSize(
+    prompts=2, decode=IdleLoad(requests=2, output_tokens=32), decode_repetitions=1, orders=(("off", "on"),)
+)
 
 
 async def run_restore_case(bench: Workbench, size: RestoreSize) -> list[Row]:
@@ -67,12 +78,13 @@ async def run_restore_case(bench: Workbench, size: RestoreSize) -> list[Row]:
     setup = replace(bench.setup(system("coda"), bench.cores[0], KV_BLOCKS), whole_process=False)
 
     async def measure_paths() -> dict[str, list[float]]:
-        bench.progress.begin(f"restore: {size.prompts} prompts of {PROMPT_TOKENS} tokens", 40 + size.prompts * 6)
         async with running_engine(setup) as engine:
             return await _paths(engine, size.prompts)
 
-    paths = await bench.finished.once({"measurement": "restore", "prompts": size.prompts}, measure_paths)
-    blocks = [await _publication_block(bench, setup, size, order) for order in (("off", "on"), ("on", "off"))]
+    what = {"measurement": "restore", "prompts": size.prompts, "core": bench.cores[0]}
+    text = f"restore: {size.prompts} prompts of {PROMPT_TOKENS} tokens"
+    paths = await bench.once(what, text, size.paths_expected_s(), measure_paths)
+    blocks = [await _publication_block(bench, setup, size, order) for order in size.orders]
     return [*_path_rows(paths, _restored_bytes(bench)), *_publication_rows(blocks)]
 
 
@@ -118,10 +130,6 @@ async def _publication_block(
     """Return decode tokens/s with the shadow off and on, in pairs, of two engines started in this order."""
 
     async def measure() -> list[dict[str, float]]:
-        bench.progress.begin(
-            f"restore: decode with the shadow {order[0]} and {order[1]}, in turn",
-            70 + 2 * (size.decode_repetitions + 1) * size.decode.requests * size.decode.output_tokens / 60,
-        )
         one, other = (
             replace(setup, name=name, shadow_bytes=setup.shadow_bytes if name == "on" else 0) for name in order
         )
@@ -134,8 +142,9 @@ async def _publication_block(
         "repetitions": size.decode_repetitions,
         "load": [size.decode.requests, size.decode.prompt_tokens, size.decode.output_tokens],
     }
-    kept: list[dict[str, float]] = await bench.finished.once(what, measure)
-    return kept
+    text = f"restore: decode with the shadow {order[0]} and {order[1]}, in turn"
+    block: list[dict[str, float]] = await bench.once(what, text, size.block_expected_s(), measure)
+    return block
 
 
 def _restored_bytes(bench: Workbench) -> float:
@@ -161,9 +170,10 @@ def _path_rows(paths: dict[str, list[float]], restored_bytes: float) -> list[Row
 
 
 def _publication_rows(blocks: list[list[dict[str, float]]]) -> list[Row]:
-    """Return decode tokens/s as geometric means of both start orders: the order alone is worth a tenth and more."""
+    """Return decode tokens/s as geometric means of the start orders: the order alone is worth a tenth and more."""
     off, on = (
-        [math.sqrt(first[name] * second[name]) for first, second in zip(*blocks, strict=True)] for name in ("off", "on")
+        [geometric_mean([block[name] for block in pairs]) for pairs in zip(*blocks, strict=True)]
+        for name in ("off", "on")
     )
     ratio = paired_ratio(on, off)
     return [

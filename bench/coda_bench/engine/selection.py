@@ -86,15 +86,13 @@ async def run_selection_case(bench: Workbench, size: SelectionSize) -> list[Row]
         spec = bench_spec(bench.model_path, kv_cache=kv_cache, max_running=_MAX_RUNNING)
 
         async def one(case: str = case, spec: CodaClusterSpec = spec) -> dict[str, float]:
-            bench.progress.begin(
-                f"{case}: filling the queue, then {size.window_s:.0f} s", _WARM_UP_EXPECTED_S + size.window_s
-            )
             async with running_engine(EngineSetup("coda", spec, bench.cores[0])) as coda:
                 await accept_profile(coda)
                 return asdict(await measure(coda, size.window_s))
 
         what = {"measurement": case, "window_s": size.window_s, "core": bench.cores[0]}
-        cost = SelectionCost(**await bench.finished.once(what, one))
+        text = f"{case}: filling the queue, then {size.window_s:.0f} s"
+        cost = SelectionCost(**await bench.once(what, text, _WARM_UP_EXPECTED_S + size.window_s, one))
         figures = (
             ("selection_p50_ms", cost.p50_ms, "ms"),
             ("selection_p99_ms", cost.p99_ms, "ms"),

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 
 from coda_bench.ports import free_ports
+from coda_engine.contract.interface import ENV_SHADOW_BYTES, ENV_SHADOW_DIR
 from coda_engine.profiling import EngineClient
 from coda_engine.profiling.assumed import assumed_profile
 from coda_operator.desired.processes import CPU_BLOCK_TOKENS, EnginePlace, ProcessSpec, engine_process
@@ -26,8 +27,6 @@ START_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
 
 _FLOAT32_BYTES = 4
-_ENV_SHADOW_BYTES = "CODA_SHADOW_BYTES"
-_ENV_SHADOW_DIR = "CODA_SHADOW_DIR"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - shared memory, not a temporary file
 
 
@@ -218,8 +217,8 @@ def _process(setup: EngineSetup, folder: Path, shadow_folder: Path | None) -> Pr
         # An empty value loads no plug-in at all; leaving the variable out would load every installed one.
         env["VLLM_PLUGINS"] = ""
     elif setup.shadow_bytes and shadow_folder is not None:
-        env[_ENV_SHADOW_BYTES] = str(setup.shadow_bytes)
-        env[_ENV_SHADOW_DIR] = str(shadow_folder)
+        env[ENV_SHADOW_BYTES] = str(setup.shadow_bytes)
+        env[ENV_SHADOW_DIR] = str(shadow_folder)
     return dataclasses.replace(process, env=env)
 
 

@@ -1,7 +1,7 @@
 """What every case of one benchmark shares: the model, the cores, what is finished, and what was measured first."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,26 @@ class Workbench:
     capacity_per_s: float | None
     quick: bool
 
+    async def once(
+        self, what: Mapping[str, Any], text: str, expected_s: float, measure: Callable[[], Awaitable[Any]]
+    ) -> Any:
+        """Return the result of a measurement that an earlier run finished, or measure it now and keep it.
+
+        Args:
+            what: Everything that the measurement depends on, the surroundings aside.
+            text: What people read while it goes on.
+            expected_s: About how long it takes, seconds.
+            measure: Gives a result that JSON can hold.
+        """
+        kept = self.finished.get(what)
+        if kept is not None:
+            self.progress.skip(text, expected_s)
+            return kept
+        self.progress.begin(text, expected_s)
+        result = await measure()
+        self.finished.put(what, result)
+        return result
+
     def setup(
         self, chosen: System, core: int, kv_blocks: int, placement: Mapping[str, Any] | None = None
     ) -> EngineSetup:
@@ -82,13 +102,13 @@ class Workbench:
             return None
 
         async def measure() -> str:
-            self.progress.begin("measuring the engine's profile", PROFILE_EXPECTED_S)
             async with start_engine(self.setup(system("coda"), self.cores[0], KV_BLOCKS)) as engine:
                 client = EngineClient(engine.url)
                 profile = await asyncio.to_thread(measure_profile, client, quick=True, progress=lambda line: None)
                 return profile.to_json().decode()
 
-        return Profile.from_json(await self.finished.once({"measurement": "profile", "core": self.cores[0]}, measure))
+        what = {"measurement": "profile", "core": self.cores[0]}
+        return Profile.from_json(await self.once(what, "the engine's profile", PROFILE_EXPECTED_S, measure))
 
     async def fifo_capacity(self) -> tuple[float, str]:
         """Return FIFO's sessions/s of one core, the mean over the cores, and how it was come by."""
@@ -98,11 +118,12 @@ class Workbench:
             return ASSUMED_CAPACITY_PER_S, "assumed"
 
         async def measure() -> list[float]:
-            self.progress.begin("measuring how much first come, first served can serve", calibration.EXPECTED_S)
             costs = await asyncio.gather(*(self._capacity_of(core) for core in self.cores))
             return [cost.sessions_per_s for cost in costs]
 
-        capacities = await self.finished.once({"measurement": "capacity", "cores": list(self.cores)}, measure)
+        what = {"measurement": "capacity", "cores": list(self.cores)}
+        text = "how much first come, first served can serve"
+        capacities = await self.once(what, text, calibration.EXPECTED_S, measure)
         return sum(capacities) / len(capacities), "measured"
 
     async def deliver(self, profile: Profile | None, engine: EngineUnderTest, chosen: System) -> None:

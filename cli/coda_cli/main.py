@@ -1,7 +1,6 @@
 """The ``coda`` command: a group whose subcommands are imported only when they are used."""
 
 import sys
-from importlib.metadata import version as distribution_version
 
 import click
 
@@ -19,7 +18,6 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("coda_cli.demo.command:demo", "See it work: a small model, two coding agents, every decision explained."),
     "bench": ("coda_cli.bench_command:bench", "Run the benchmarks."),
     "validate": ("coda_cli.validate_command:validate", "Check a CodaCluster file without starting anything."),
-    "version": ("coda_cli.main:version", "Print the version."),
 }
 
 
@@ -29,12 +27,7 @@ coda = LazyGroup(
     help="Coda: vLLM on Kubernetes for coding agents, and the same on one machine.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-@click.command()
-def version() -> None:
-    """Print the version."""
-    click.echo(distribution_version("coda-serving"))
+click.version_option(package_name="coda-serving", message="coda %(version)s")(coda)
 
 
 def main() -> None:

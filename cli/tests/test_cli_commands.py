@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 def test_help_lists_every_command(coda: Coda) -> None:
     out = coda("--help").out
-    for name in ("up", "down", "status", "router", "profile", "model", "demo", "bench", "validate", "version"):
+    for name in ("up", "down", "status", "router", "profile", "model", "demo", "bench", "validate"):
         assert f"\n  {name} " in out
 
 
@@ -36,4 +36,4 @@ def test_status_says_when_nothing_runs(coda: Coda) -> None:
 
 
 def test_version_is_the_distributions(coda: Coda) -> None:
-    assert coda("version").out.strip().count(".") == 2
+    assert coda("--version").out.startswith("coda 0.")

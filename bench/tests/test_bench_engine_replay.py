@@ -128,6 +128,11 @@ async def test_the_end_of_a_window_aborts_what_is_going_on_and_keeps_its_record(
     assert engine.finished == 0
 
 
+async def test_nobody_arriving_is_a_run_without_records():
+    async with served(Engine()) as target:
+        assert await play_until(target, Trace([SESSION], [9.0], seed=1), end_s=0.05) == []
+
+
 async def test_a_refused_request_ends_the_run_with_the_engines_words():
     async with served(Engine(answers_status=404)) as target:
         with pytest.raises(ReplayError, match="404: no such model"):

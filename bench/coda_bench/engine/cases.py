@@ -20,6 +20,12 @@ _START_S = 40.0
 
 ABLATION = ("cachewise", "tiered-aging", "coda")
 
+SWEEP = (
+    "coda",
+    *(f"coda+tauMs={tau_ms}+maxWaitMs={wait_ms}" for tau_ms in (5_000, 20_000) for wait_ms in (20_000, 40_000, 60_000)),
+)
+"""How the default's constants are chosen for a configuration (paper Appendix A: an offline sweep)."""
+
 ASSUMED_CAPACITY_PER_S = 0.3
 """FIFO's sessions/s where it is not measured (the quick size): about that of one core of a server CPU."""
 
@@ -79,7 +85,8 @@ FULL = (
     replace(_SHORTER, name="m3-tight", kv_blocks=TIGHT_KV_BLOCKS),
     replace(_SHORTER, name="m3-2.7x", load=2.7),
     replace(_SHORTER, name="m1", load=None, requests_per_s=0.6),
-    replace(_SHORTER, name="ablation", systems=ABLATION, seeds=(1, 2, 3, 4), window_s=240.0, blocks=4),
+    SessionsCase("ablation", systems=ABLATION),
+    replace(_SHORTER, name="sweep", systems=SWEEP, seeds=(1, 2)),
 )
 """Cases of full size; all but ``m3`` are asked for by name."""
 

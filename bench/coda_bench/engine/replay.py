@@ -115,8 +115,7 @@ async def _play(target: Target, trace: Trace, limit_s: float) -> list[RequestRec
             if at_s < limit_s
         ]
         try:
-            done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
-            for task in done:
+            for task in await _ended(tasks, limit_s):
                 if (error := task.exception()) is not None:
                     raise ReplayError(f"a request failed: {error or type(error).__name__}") from error
         finally:
@@ -125,6 +124,15 @@ async def _play(target: Target, trace: Trace, limit_s: float) -> list[RequestRec
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), _CLOSING_LIMIT_S)
     return [request.record() for request in sent]
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]], limit_s: float) -> set[asyncio.Task[None]]:
+    """Return the sessions that have ended, after the limit, or as soon as all have or one has failed."""
+    if not tasks:
+        await asyncio.sleep(limit_s)
+        return set()
+    done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
+    return done
 
 
 @dataclass(frozen=True, slots=True)

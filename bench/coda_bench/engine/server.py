@@ -27,6 +27,7 @@ START_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
 
 _FLOAT32_BYTES = 4
+_ASSUMED_RESTORE_MS_PER_MB = 0.25
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - shared memory, not a temporary file
 
 
@@ -178,7 +179,9 @@ async def accept_profile(engine: EngineUnderTest, ms_per_token: float = 1.0) -> 
     """
     client = EngineClient(engine.url)
     key = await asyncio.to_thread(client.full_key)
-    await asyncio.to_thread(client.put_profile, assumed_profile(key, ms_per_token))
+    await asyncio.to_thread(
+        client.put_profile, assumed_profile(key, ms_per_token, restore_ms_per_mb=_ASSUMED_RESTORE_MS_PER_MB)
+    )
 
 
 @contextmanager

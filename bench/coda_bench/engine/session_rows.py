@@ -40,8 +40,11 @@ _PERCENTILES: tuple[tuple[str, float, Callable[[WindowFigures], Sequence[float]]
 
 
 def engine_bases(system: str) -> Sequence[str]:
-    """Return stock vLLM and the rivals; of a rival only those that come before it."""
-    return _RIVALS[: _RIVALS.index(system)] if system in _RIVALS else _RIVALS
+    """Return stock vLLM and the rivals: of a rival those before it, of changed constants also the usual ones."""
+    if system in _RIVALS:
+        return _RIVALS[: _RIVALS.index(system)]
+    usual, changed, _ = system.partition("+")
+    return (*_RIVALS, usual) if changed else _RIVALS
 
 
 def fleet_bases(system: str) -> Sequence[str]:

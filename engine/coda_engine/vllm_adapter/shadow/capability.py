@@ -15,8 +15,9 @@ def report_shadow(scheduler: Scheduler, config: ShadowConfig, capabilities: Capa
     feature, connector = Feature.KV_SHADOW, scheduler.connector
     if isinstance(connector, CodaShadowConnector):
         manager = connector.manager
-        if manager.refusal is not None:
-            capabilities.close(feature, manager.refusal.reason, manager.refusal.detail)
+        if manager.index is None:
+            refusal = manager.refusal or Refusal(Reason.INTERNAL_ERROR, "the shadow was shut down")
+            capabilities.close(feature, refusal.reason, refusal.detail)
             return
         detail = f"{manager.index.statistics().capacity_pages} blocks in {config.folder}"
         capabilities.set(feature, True, Reason.ENABLED, detail)

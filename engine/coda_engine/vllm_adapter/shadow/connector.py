@@ -5,7 +5,7 @@ withdrawn before the next look-up, and its request publishes what it computes ag
 looked at by state admission.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
@@ -18,7 +18,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from coda_engine.contract.reasons import Reason
 from coda_engine.shadow import ShadowIndex
-from coda_engine.vllm_adapter.shadow.manager import ShadowManager
+from coda_engine.vllm_adapter.shadow.manager import ShadowManager, gave_up
 from coda_engine.vllm_adapter.shadow.messages import ShadowHandshake, ShadowWorkerMetadata
 from coda_engine.vllm_adapter.shadow.spec import ShadowSpec
 from coda_engine.vllm_adapter.shadow.worker import ShadowWorker
@@ -46,6 +46,21 @@ class CodaShadow:
     def key(self, block_hash: bytes) -> bytes:
         """Return the key under which a block of this hash is published."""
         return make_offload_key(block_hash, 0)
+
+    @property
+    def keys_being_restored(self) -> Collection[bytes]:
+        """Keys that restores under way bring back; who needs one of them waits for that restore."""
+        return self._native._chunks_being_loaded or ()
+
+    def has_transfers(self, request_id: str) -> bool:
+        """Return whether transfers of the request itself are under way; vLLM passes it over meanwhile."""
+        status = self._native._req_status.get(request_id)
+        return status is not None and bool(status.transfer_jobs)
+
+    def may_restore(self, request_id: str) -> bool:
+        """Return whether the request's look-ups find anything; not once its loads have failed too often."""
+        status = self._native._req_status.get(request_id)
+        return status is None or not gave_up(status.req_context)
 
     def is_transfer_pending(self, request_id: str) -> bool:
         """Return whether vLLM would pass a waiting request over in this step for the sake of a transfer.

@@ -69,6 +69,12 @@ class FailedLoads:
     count: int = 0
 
 
+def gave_up(req_context: ReqContext) -> bool:
+    """Return whether the request's loads have failed too often for another one."""
+    failed = req_context.get_state(FailedLoads)
+    return failed is not None and failed.count >= FAILED_LOADS_PER_REQUEST
+
+
 class ShadowManager(OffloadingManager):
     """Answers vLLM's offloading connector out of the index.
 
@@ -123,8 +129,7 @@ class ShadowManager(OffloadingManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Return whether a chunk can be restored."""
-        failed = req_context.get_state(FailedLoads)
-        if failed is not None and failed.count >= FAILED_LOADS_PER_REQUEST:
+        if gave_up(req_context):
             return LookupResult.MISS
         return LookupResult.HIT if self._attempt(lambda index: index.ready(key), False) else LookupResult.MISS
 
@@ -134,7 +139,8 @@ class ShadowManager(OffloadingManager):
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         """Pin pages; from the first that has vanished on there is none."""
-        refs = self._attempt(lambda index: _pin_prefix(index, keys), ())
+        nothing: tuple[PageRef, ...] = ()
+        refs = self._attempt(lambda index: _pin_prefix(index, keys), nothing)
         self._loads[req_context.req_id] = refs
         self.counters.vanished += len(refs) < len(keys)
         return ShadowPageList((*refs, *(None for _ in range(len(keys) - len(refs)))))
@@ -145,7 +151,8 @@ class ShadowManager(OffloadingManager):
 
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         """Reserve pages for those chunks that nobody has published; the others count as used."""
-        refs = self._attempt(lambda index: self._reserve(index, list(keys), req_context), [])
+        nothing: list[PageRef] = []
+        refs = self._attempt(lambda index: self._reserve(index, list(keys), req_context), nothing)
         self._stores |= {ref.key: ref for ref in refs}
         return PrepareStoreOutput([OffloadKey(ref.key) for ref in refs], ShadowPageList(tuple(refs)), [])
 

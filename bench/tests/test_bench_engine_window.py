@@ -129,3 +129,11 @@ def test_a_ratio_of_percentiles_pools_the_seeds():
     assert ratio is not None
     assert ratio.ratio == 1.5
     assert ratio.low <= 1.5 <= ratio.high
+
+
+def test_many_samples_have_nearly_the_interval_of_all_of_them():
+    many = [[float(number + run) for number in range(20_000)] for run in range(3)]
+    base = [[2 * sample for sample in samples] for samples in many]
+    ratio = ratio_of_statistics(many, base, lambda samples: percentile(samples, 0.95))
+    assert ratio is not None
+    assert (ratio.low, ratio.ratio, ratio.high) == pytest.approx((0.5, 0.5, 0.5), rel=1e-3)

@@ -2,8 +2,10 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -62,3 +64,21 @@ def vllm_config(model_folder):
     from scheduler_harness import resolve_config
 
     return resolve_config(model_folder)
+
+
+@pytest.fixture
+def shadow_folder():
+    """An absent folder in shared memory for a shadow store; it and what lies beside it are removed afterwards."""
+    parent = Path(tempfile.mkdtemp(prefix="coda-test-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    yield parent / "shadow"
+    shutil.rmtree(parent)
+
+
+@pytest.fixture
+def nursery(shadow_folder):
+    """Forks real processes that use the store in ``shadow_folder``."""
+    from shadow_harness import Nursery
+
+    nursery = Nursery(shadow_folder)
+    yield nursery
+    nursery.close()

@@ -171,6 +171,6 @@ def _seal(ref: PageRef, payload: NDArray[np.uint8]) -> bytes:
         xxhash.xxh3_128_digest(ref.key),
         ref.generation,
         payload.nbytes,
-        xxhash.xxh3_64_intdigest(payload, seed=ref.generation),
+        xxhash.xxh3_64_intdigest(payload.data, seed=ref.generation),
     )
     return (fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))).ljust(_SEAL_BYTES, b"\0")

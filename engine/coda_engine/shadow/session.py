@@ -159,8 +159,7 @@ class IndexSession:
     def are_pinned(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of ``slots`` any participant has pinned."""
         rows = np.array(self._claimed, np.intp)[:, np.newaxis]
-        pinned: NDArray[np.bool_] = self.file.pin_rows[rows, slots].any(axis=0)
-        return pinned
+        return np.asarray(self.file.pin_rows[rows, slots].any(axis=0))
 
     def pin(self, slot: int) -> bool:
         """Pin ``slot`` once more; False if it cannot be counted."""

@@ -13,6 +13,7 @@ from coda_bench.engine.lanes import jobs, side_by_side
 from coda_bench.engine.progress import Progress
 from coda_bench.engine.systems import NAMES, UnknownSystemError, system, systems
 from coda_bench.engine.workbench import Workbench
+from coda_engine.contract.reasons import Feature
 
 HERE = {"engine_code": "1"}
 
@@ -115,6 +116,10 @@ def test_a_group_has_one_engine_on_each_core_also_when_systems_do_not_divide():
 def test_a_system_is_one_settings_document_on_the_same_engine():
     assert system("stock").plugins is False
     assert system("fifo").admission() == {"state": {"policy": "fifo"}, "reclaim": {"policy": "lru"}}
+    assert system("coda+reserveForOldest=false").state["reserveForOldest"] is False
+    assert system("stock").needed() == set()
+    assert system("fifo").needed() == {Feature.KV_SHADOW}
+    assert system("coda").needed() == {Feature.KV_SHADOW, Feature.STATE_ADMISSION}
     changed = system("coda+tauMs=20000+maxWaitMs=60000")
     assert changed.name == "coda+tauMs=20000+maxWaitMs=60000"
     assert changed.state == {"policy": "coda", "tauMs": 20_000, "maxWaitMs": 60_000}

@@ -15,11 +15,12 @@ import aiohttp
 
 from coda_bench.engine.cases import KV_BLOCKS
 from coda_bench.engine.first_token import ask
-from coda_bench.engine.server import new_shadow_folder, running_engine
+from coda_bench.engine.server import new_shadow_folder, require_features, running_engine
 from coda_bench.engine.systems import system
 from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row, paired_ratio
 from coda_bench.workload.content import random_prompt
+from coda_engine.contract.reasons import Feature
 
 _FIRST_TOKENS = range(600, 3_000)
 _REPLY_TOKENS = 16
@@ -82,6 +83,7 @@ async def _one_restart(bench: Workbench, sessions: int, seed: int) -> list[list[
     try:
         kept = replace(setup, shadow_folder=folder)
         async with running_engine(kept) as engine, aiohttp.ClientSession(engine.url) as client:
+            await require_features(engine, {Feature.KV_SHADOW})
             for history in histories:
                 history += (await ask(client, engine.model, history, _REPLY_TOKENS)).token_ids
                 history += random_prompt(rng, _NEW_TOKENS)

@@ -15,10 +15,11 @@ import aiohttp
 from coda_bench.engine.cases import KV_BLOCKS
 from coda_bench.engine.first_token import FirstToken, ask
 from coda_bench.engine.idle import IdleLoad, alternate
-from coda_bench.engine.server import EngineSetup, EngineUnderTest, kv_block_bytes, running_engine
+from coda_bench.engine.server import EngineSetup, EngineUnderTest, kv_block_bytes, require_features, running_engine
 from coda_bench.engine.systems import system
 from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row, paired_ratio
+from coda_engine.contract.reasons import Feature
 from coda_engine.profiling import EngineClient
 from coda_operator.desired.processes import CPU_BLOCK_TOKENS
 
@@ -79,6 +80,7 @@ async def run_restore_case(bench: Workbench, size: RestoreSize) -> list[Row]:
 
     async def measure_paths() -> dict[str, list[float]]:
         async with running_engine(setup) as engine:
+            await require_features(engine, {Feature.KV_SHADOW})
             return await _paths(engine, size.prompts)
 
     what = {"measurement": "restore", "prompts": size.prompts, "core": bench.cores[0]}
@@ -134,6 +136,7 @@ async def _publication_block(
             replace(setup, name=name, shadow_bytes=setup.shadow_bytes if name == "on" else 0) for name in order
         )
         async with running_engine(one) as first, running_engine(other) as second:
+            await require_features(first if first.system == "on" else second, {Feature.KV_SHADOW})
             return await alternate((first, second), size.decode, size.decode_repetitions)
 
     what: dict[str, Any] = {

@@ -1,8 +1,11 @@
 """The systems that are compared: one engine command line, another settings document and CPU shadow each."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from coda_engine.contract.reasons import Feature
 
 STOCK = "stock"
 NAMES = (STOCK, "fifo", "cachewise", "tiered-aging", "coda")
@@ -42,12 +45,17 @@ class System:
         """Return everything about the system that a measurement depends on."""
         return {"name": self.name, "plugins": self.plugins, "shadow": self.shadow, "admission": self.admission()}
 
+    def needed(self) -> set[Feature]:
+        """Return the features without which an engine is not this system."""
+        features = {Feature.KV_SHADOW} if self.shadow else set()
+        return features | ({Feature.STATE_ADMISSION} if self.state.get("policy", "fifo") != "fifo" else set())
+
 
 def system(text: str) -> System:
     """Return the system of a name, optionally with changed constants: ``coda`` or ``coda+tauMs=20000+maxWaitMs=60000``.
 
     Raises:
-        UnknownSystemError: No such system, or a change that is not ``name=number``.
+        UnknownSystemError: No such system, or a change that is not ``name=number`` or ``name=true``.
     """
     name, *changes = text.split("+")
     if name not in NAMES:
@@ -72,10 +80,12 @@ def systems(text: str) -> list[System]:
     return [system(name) for name in names]
 
 
-def _change(text: str) -> tuple[str, int | float]:
-    name, separator, value = text.partition("=")
+def _change(text: str) -> tuple[str, int | float | bool]:
+    name, _, value = text.partition("=")
     try:
-        return name, int(value) if value.lstrip("-").isdigit() else float(value)
+        changed = json.loads(value)
     except ValueError:
-        shown = "name=number" if separator else "name=number (no = in it)"
-        raise UnknownSystemError(f"{text!r} is not {shown}, for example coda+tauMs=20000") from None
+        changed = None
+    if not isinstance(changed, int | float):
+        raise UnknownSystemError(f"{text!r} is not name=number or name=true/false, for example coda+tauMs=20000")
+    return name, changed

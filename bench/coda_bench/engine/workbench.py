@@ -17,7 +17,14 @@ from coda_bench.engine.cases import (
 from coda_bench.engine.finished import Finished
 from coda_bench.engine.progress import Progress
 from coda_bench.engine.replay import Target
-from coda_bench.engine.server import EngineSetup, EngineUnderTest, accept_profile, bench_spec, kv_block_bytes
+from coda_bench.engine.server import (
+    EngineSetup,
+    EngineUnderTest,
+    accept_profile,
+    bench_spec,
+    kv_block_bytes,
+    require_features,
+)
 from coda_bench.engine.server import running_engine as start_engine
 from coda_bench.engine.systems import System, system
 from coda_engine.contract.profile import Profile
@@ -127,9 +134,10 @@ class Workbench:
         return sum(capacities) / len(capacities), "measured"
 
     async def deliver(self, profile: Profile | None, engine: EngineUnderTest, chosen: System) -> None:
-        """Hand the profile to an engine that has plug-ins; without it, admission stays first come, first served.
+        """Hand the profile to an engine that has plug-ins, and see that it then is the system that it should be.
 
         Raises:
+            EngineStartError: A feature stays off without which it is another system, with the engine's reason.
             ProfileRefusedError: The engine says that it is not its own.
             ProfilingError: The engine does not answer.
         """
@@ -139,6 +147,7 @@ class Workbench:
             await accept_profile(engine)
         else:
             await asyncio.to_thread(EngineClient(engine.url).put_profile, profile)
+        await require_features(engine, chosen.needed())
 
     async def _capacity_of(self, core: int) -> calibration.SessionCost:
         async with start_engine(self.setup(system("fifo"), core, KV_BLOCKS)) as engine:

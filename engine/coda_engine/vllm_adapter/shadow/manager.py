@@ -212,6 +212,7 @@ class ShadowManager(OffloadingManager):
             self.counters.failed_loads += 1
         if failures.bad_pages:
             self.counters.bad += len(failures.bad_pages)
+            logger.warning("coda KVShadow: %d unusable pages are withdrawn and recomputed", len(failures.bad_pages))
             self._attempt(lambda index: index.poison(failures.bad_pages), None)
         # Given back when every rank is through with them: one may still be writing.
         self._unwritten.update(ref.key for ref in failures.unwritten_pages if ref.key in self._stores)

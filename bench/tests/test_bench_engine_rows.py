@@ -1,6 +1,8 @@
 """From runs to rows, the paper's figures beside them, and what the command line refuses."""
 
 import json
+import os
+import subprocess
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +13,7 @@ from coda_bench.engine.fleet import expected_s as fleet_expected_s
 from coda_bench.engine.fleet import known_placements
 from coda_bench.engine.paper import CLAIMS, beside
 from coda_bench.engine.records import RequestRecord
-from coda_bench.engine.server import EngineStartError, bench_spec, kv_block_bytes
+from coda_bench.engine.server import EngineStartError, bench_spec, kv_block_bytes, remove_abandoned_shadows
 from coda_bench.engine.session_case import expected_s
 from coda_bench.engine.session_rows import engine_bases, fleet_bases, session_rows
 from coda_bench.engine.session_runs import (
@@ -123,6 +125,17 @@ def test_a_system_is_a_settings_document_that_this_version_knows(tmp_path):
     for chosen in systems("fifo,cachewise,tiered-aging,coda"):
         spec = bench_spec(tmp_path, kv_cache="1M", max_running=16, admission=chosen.admission())
         assert spec.settings().admission.state.policy.value == chosen.name
+
+
+def test_shared_memory_of_killed_benchmarks_is_given_back(tmp_path):
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    for owner in (ended, os.getpid()):
+        (tmp_path / f"coda-bench-shadow-{owner}-abc").mkdir()
+    (tmp_path / "coda-bench-shadow-notes").mkdir()
+    (tmp_path / "somebody-elses").mkdir()
+    remove_abandoned_shadows(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {f"coda-bench-shadow-{os.getpid()}-abc", "coda-bench-shadow-notes", "somebody-elses"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,7 +18,7 @@ from coda_bench.engine.finished import Finished, surroundings
 from coda_bench.engine.progress import Progress
 from coda_bench.engine.replay import ReplayError
 from coda_bench.engine.restore import NotRestoredError
-from coda_bench.engine.server import EngineStartError
+from coda_bench.engine.server import EngineStartError, remove_abandoned_shadows
 from coda_bench.engine.systems import UnknownSystemError, systems
 from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row, machine_description, show, write_jsonl
@@ -83,6 +84,7 @@ def engine(
     finished = Finished(state, surroundings(model))
     if fresh:
         finished.forget()
+    remove_abandoned_shadows()
     progress = Progress(lambda line: click.echo(f"── {line}", err=True))
     bench = Workbench(model, _cores(cores), finished, progress, capacity, is_quick)
     try:
@@ -91,9 +93,12 @@ def engine(
         click.echo(f"coda bench engine: {error or type(error).__name__}", err=True)
         for note in getattr(error, "__notes__", ()):
             click.echo(note, err=True)
-        if state is not None and state.is_dir():
-            click.echo("What was finished is kept: the same command goes on from there.", err=True)
+        _say_what_is_kept(state)
         sys.exit(1)
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        click.echo("coda bench engine: interrupted", err=True)
+        _say_what_is_kept(state)
+        sys.exit(130)
     if out is not None:
         write_jsonl(rows, out)
     show(rows, sys.stdout)
@@ -104,6 +109,10 @@ def engine(
 
 
 async def _run(bench: Workbench, chosen: Sequence[_Case]) -> list[Row]:
+    """Run the cases; SIGTERM ends them like Ctrl-C, so that engines and shared memory go with the benchmark."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     bench.progress.plan(sum(case.expected_s for case in chosen))
     if any(case.prepared for case in chosen):
         bench.progress.plan(bench.prepare_expected_s())
@@ -112,6 +121,11 @@ async def _run(bench: Workbench, chosen: Sequence[_Case]) -> list[Row]:
         rows += await case.run(bench)
     bench.progress.end()
     return [replace(row, model=bench.model_path.name, machine=machine_description()) for row in rows]
+
+
+def _say_what_is_kept(state: Path | None) -> None:
+    if state is not None and state.is_dir():
+        click.echo("What was finished is kept: the same command goes on from there.", err=True)
 
 
 def _cases(names: str, is_quick: bool, system_names: str | None, cores: Sequence[int]) -> list[_Case]:

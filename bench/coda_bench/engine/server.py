@@ -29,6 +29,7 @@ STOP_LIMIT_S = 15.0
 
 _FLOAT32_BYTES = 4
 _ASSUMED_RESTORE_MS_PER_MB = 0.25
+_SHADOW_PREFIX = "coda-bench-shadow-"
 _FEATURE_TRIES = 20
 _FEATURE_PAUSE_S = 0.25
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - shared memory, not a temporary file
@@ -220,7 +221,15 @@ def _shadow_folder(setup: EngineSetup) -> Iterator[Path | None]:
 
 def new_shadow_folder() -> Path:
     """Return a new folder in shared memory that only this user can open; whoever asked removes it."""
-    return Path(tempfile.mkdtemp(prefix="coda-bench-shadow-", dir=_SHARED_MEMORY))
+    return Path(tempfile.mkdtemp(prefix=f"{_SHADOW_PREFIX}{os.getpid()}-", dir=_SHARED_MEMORY))
+
+
+def remove_abandoned_shadows(shared_memory: Path = _SHARED_MEMORY) -> None:
+    """Remove what killed benchmarks have left in shared memory: gigabytes that nobody else would ever give back."""
+    for folder in shared_memory.glob(f"{_SHADOW_PREFIX}*"):
+        owner = folder.name.removeprefix(_SHADOW_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _process(setup: EngineSetup, folder: Path, shadow_folder: Path | None) -> ProcessSpec:

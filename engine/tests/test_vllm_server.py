@@ -80,7 +80,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start_server(model_folder: Path, folder: Path) -> Server:
+def start_server(model_folder: Path, folder: Path, *flags: str, **variables: str) -> Server:
+    """Start a server with the tests' documents; ``flags`` and environment ``variables`` come on top."""
     pages = folder / "pages"
     pages.mkdir()
     (folder / "secret").write_text(SECRET)
@@ -95,6 +96,7 @@ def start_server(model_folder: Path, folder: Path) -> Server:
         interface.ENV_INTERNAL_TOKEN_FILE: str(folder / "token"),
         interface.ENV_SETTINGS_FILE: str(folder / "settings.json"),
         interface.ENV_PROFILE_FILE: str(folder / "no-profile-yet.json"),
+        **variables,
     }
     port, log = free_port(), folder / "server.log"
     arguments = {
@@ -113,7 +115,7 @@ def start_server(model_folder: Path, folder: Path) -> Server:
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, *(part for pair in arguments.items() for part in pair)],
+            [*command, *(part for pair in arguments.items() for part in pair), *flags],
             env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     server = Server(process, port, pages, log)

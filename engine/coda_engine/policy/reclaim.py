@@ -68,6 +68,11 @@ class VictimOrder(Protocol):
         """Whether only blocks that the CPU shadow holds may be ranked."""
         ...
 
+    @property
+    def needs_tools(self) -> bool:
+        """Whether it ranks by what replies call."""
+        ...
+
     def rank(self, session: IdleSession) -> float | None:
         """Return how strongly the session's blocks are to go (greater: sooner); None: native order."""
         ...
@@ -95,6 +100,7 @@ class ToolAware:
 
     gaps: GapModel = FixedPrior()
     needs_publication: bool = True
+    needs_tools: bool = True
 
     def rank(self, session: IdleSession) -> float | None:
         """Return the expected rest of the session's gap, seconds."""
@@ -118,6 +124,7 @@ class CacheWise:
 
     gaps: GapModel = FixedPrior()
     needs_publication: bool = False
+    needs_tools: bool = True
 
     def rank(self, session: IdleSession) -> float | None:
         """Return the expected rest of the session's gap, seconds; infinity after a final answer."""
@@ -140,6 +147,7 @@ class Idleness:
 
     rounds: int = 5
     needs_publication: bool = False
+    needs_tools: bool = False
 
     def rank(self, session: IdleSession) -> float | None:
         """Return iota, 0 to 1."""

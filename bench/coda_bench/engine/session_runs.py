@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 from coda_bench.engine.cases import SessionsCase
@@ -11,7 +12,7 @@ from coda_bench.engine.records import RequestRecord
 from coda_bench.engine.replay import Target, Trace, play_to_the_end, play_until
 from coda_bench.engine.server import EngineUnderTest
 from coda_bench.engine.window import DrainedFigures, drained_figures
-from coda_bench.workload.sessions import mean_rounds, poisson_arrivals_s, scaled_sessions
+from coda_bench.workload.sessions import Session, mean_rounds, poisson_arrivals_s, scaled_sessions
 from coda_engine.contract.snapshot import EngineSnapshot
 from coda_engine.profiling import EngineClient, ProfilingError
 
@@ -81,7 +82,7 @@ class SessionRun:
 
 def trace_of(seed: int, sessions_per_s: float, duration_s: float) -> Trace:
     """Return sessions for ``duration_s`` seconds; the same seed gives the same ones at every rate."""
-    sessions = scaled_sessions(_SESSIONS_IN_STORE, seed)
+    sessions = _store(seed)
     arrivals = poisson_arrivals_s(len(sessions), sessions_per_s, seed)
     coming = sum(at_s < duration_s for at_s in arrivals)
     return Trace(sessions[:coming], arrivals[:coming], seed)
@@ -90,12 +91,17 @@ def trace_of(seed: int, sessions_per_s: float, duration_s: float) -> Trace:
 def finite_trace(count: int, seed: int, sessions_per_s: float) -> Trace:
     """Return ``count`` sessions that are run to their end; not those of :func:`trace_of` with this seed."""
     own = seed + _DRAINED_SEED
-    return Trace(scaled_sessions(_SESSIONS_IN_STORE, own)[:count], poisson_arrivals_s(count, sessions_per_s, own), own)
+    return Trace(_store(own)[:count], poisson_arrivals_s(count, sessions_per_s, own), own)
 
 
 def uncompressed_sessions_per_s(requests_per_s: float) -> float:
     """Return the sessions a second that make ``requests_per_s`` model requests a second on average."""
-    return requests_per_s / mean_rounds(scaled_sessions(_SESSIONS_IN_STORE, 1))
+    return requests_per_s / mean_rounds(_store(1))
+
+
+@lru_cache(maxsize=16)
+def _store(seed: int) -> list[Session]:
+    return scaled_sessions(_SESSIONS_IN_STORE, seed)
 
 
 async def measure_run(

@@ -72,7 +72,13 @@ def test_every_system_is_compared_with_stock_and_with_the_rivals_before_it():
     assert engine_bases("fifo") == ("stock",)
     assert engine_bases("coda") == engine_bases("tiered-aging") == ("stock", "fifo", "cachewise")
     assert engine_bases("coda+tauMs=20000")[-1] == "coda"
-    assert fleet_bases("coda/coda") == ["round-robin/fifo", "coda/fifo", "round-robin/coda", "smetric/coda"]
+    assert fleet_bases("coda/coda") == [
+        "round-robin/fifo",
+        "coda/fifo",
+        "round-robin/coda",
+        "smetric/coda",
+        "smetric/fifo",
+    ]
     assert "round-robin/fifo" not in fleet_bases("round-robin/fifo")
 
 

@@ -49,6 +49,10 @@ CLAIMS = (
     Claim(("ablation", "m3"), "slo_tps", ("tiered-aging",), "cachewise", "1.366 (mean; M3 1.861)", "Table 1, M1-M3"),
     Claim(("fleet2",), "output_tps", ("coda/coda",), "coda/fifo", "1.037-1.208", "Fig. 14, four A100, Q1-Q3"),
     Claim(("fleet2",), "slo_tps", ("coda/coda",), "coda/fifo", "1.121-1.173", "Fig. 14, four A100, Q1-Q3"),
+    Claim(("fleet2",), "output_tps", ("coda/coda",), "smetric/coda", "1.027-1.101", "Fig. 14, four A100, Q1-Q3"),
+    Claim(("fleet2",), "slo_tps", ("coda/coda",), "smetric/coda", "1.082-1.357", "Fig. 14, four A100, Q1-Q3"),
+    Claim(("fleet2",), "output_tps", ("coda/coda",), "smetric/fifo", "1.042-1.332", "Fig. 14, four A100, Q1-Q3"),
+    Claim(("fleet2",), "slo_tps", ("coda/coda",), "smetric/fifo", "1.158-1.803", "Fig. 14, four A100, Q1-Q3"),
     Claim(("fleet2",), "output_tps", ("coda/coda",), "round-robin/fifo", "up to 1.569", "7.2, against vLLM, Q1-Q3"),
     Claim(("fleet2",), "slo_tps", ("coda/coda",), "round-robin/fifo", "up to 1.703", "7.2, against vLLM, Q1-Q3"),
 )

@@ -50,7 +50,13 @@ def engine_bases(system: str) -> Sequence[str]:
 def fleet_bases(system: str) -> Sequence[str]:
     """Return the corner without placement and admission, then the two that lack one of both."""
     placement, _, admission = system.partition("/")
-    corners = ("round-robin/fifo", f"{placement}/fifo", f"round-robin/{admission}", f"smetric/{admission}")
+    corners = (
+        "round-robin/fifo",
+        f"{placement}/fifo",
+        f"round-robin/{admission}",
+        f"smetric/{admission}",
+        "smetric/fifo",
+    )
     return [corner for corner in dict.fromkeys(corners) if corner != system]
 
 

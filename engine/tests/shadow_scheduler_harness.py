@@ -99,10 +99,10 @@ class Rank:
             CanonicalKVCaches([CanonicalKVCacheTensor(self.kv, PAGE_BYTES)], [[CanonicalKVCacheRef(0, PAGE_BYTES)]])
         )
         worker = self.connector.connector_worker.worker
-        assert isinstance(worker, HostShadowWorker), self.connector.get_handshake_metadata()
-        self.pages = worker._pages = FaultyPages(worker._pages, faults)
         self._faults, self._held, self._ended = faults, [], worker._ended
         worker._ended = self._late
+        if isinstance(worker, HostShadowWorker):
+            self.pages = worker._pages = FaultyPages(worker._pages, faults)
 
     @property
     def words(self) -> np.ndarray:

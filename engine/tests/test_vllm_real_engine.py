@@ -60,7 +60,7 @@ def test_the_plug_in_came_by_its_entry_point_and_every_gate_is_open(engine):
         Feature.LIVE_SETTINGS: Reason.ENABLED,
         Feature.STATE_ADMISSION: Reason.NO_PROFILE,
         Feature.EXECUTION_ADMISSION: Reason.DISABLED_BY_SETTINGS,
-        Feature.KV_SHADOW: Reason.NOT_AVAILABLE,
+        Feature.KV_SHADOW: Reason.DISABLED_BY_SETTINGS,
     }
 
 
@@ -68,6 +68,7 @@ def test_with_the_selector_off_schedule_and_answers_are_stock_step_by_step(engin
     engine.renew_scheduler(stock=True)
     stock = engine.run(SCRIPT)
     engine.renew_scheduler()
+    assert engine.core.scheduler.connector is None
     ours = engine.run(SCRIPT)
     assert ours.trace == stock.trace
     assert ours.outputs == stock.outputs

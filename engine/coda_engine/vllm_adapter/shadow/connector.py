@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandsha
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.outputs import KVConnectorOutput
 
 from coda_engine.contract.reasons import Reason
@@ -61,19 +61,6 @@ class CodaShadow:
         """Return whether the request's look-ups find anything; not once its loads have failed too often."""
         status = self._native._req_status.get(request_id)
         return status is None or not gave_up(status.req_context)
-
-    def is_transfer_pending(self, request_id: str) -> bool:
-        """Return whether vLLM would pass a waiting request over in this step for the sake of a transfer.
-
-        That is so while one of its own transfers is under way, or another request restores a part of its prefix.
-        """
-        status = self._native._req_status.get(request_id)
-        if status is None:
-            return False
-        loading = self._native._chunks_being_loaded
-        if status.transfer_jobs or not loading:
-            return bool(status.transfer_jobs)
-        return any(OffloadKey(self.key(block_hash)) in loading for block_hash in status.req.block_hashes)
 
 
 class CodaShadowConnector(OffloadingConnector):

@@ -9,7 +9,16 @@ from coda_cli.up.report import Report
 from coda_engine.contract.errors import ContractError, ProfileRefusedError
 from coda_engine.contract.profile import Profile, SpecKey
 from coda_engine.contract.reasons import Feature
-from coda_engine.profiling import EngineClient, EngineRequestError, MeasurementError, ProfilingError, measure_profile
+from coda_engine.profiling import (
+    EngineClient,
+    EngineRequestError,
+    MeasurementError,
+    ProfilingError,
+    measure_profile,
+    needs_revalidation,
+    revalidate,
+    sample_file_path,
+)
 
 _MEASUREMENT_TRIES = 2
 
@@ -57,19 +66,15 @@ def provide_profile(
             _deliver(given, clients)
             report(f"profile {given.digest()} is in force, as given")
             return
-        if _all_have_profile(clients):
+        if _all_have_profile(clients) and _still_holds(clients, stored, report):
             report(f"the stored profile is in force ({stored})")
             return
         for reason in _refusals(clients):
             report(f"no usable profile is stored: {reason}")
-        profile = _measure(clients[0], quick, report)
+        profile = _measure(clients[0], quick, stored, report)
         _deliver(profile, clients)
         write_profile(profile, stored)
-        report(
-            f"measured: {profile.prefill.points[-1].x:,} tokens prefill in {profile.prefill.points[-1].ms:,.0f} ms, "
-            f"held-out error {profile.prefill.worst_error:.0%} (bound {profile.prefill.error_bound:.0%}); "
-            f"kept in {stored}"
-        )
+        report(f"measured: {_summary(profile)}; kept in {stored}")
     except ProfileRefusedError as error:
         raise StackError(
             f"{'--profile' if given else 'the profile'}: the engine refused it: {error}; "
@@ -91,6 +96,39 @@ def _all_have_profile(clients: Sequence[EngineClient]) -> bool:
         raise
 
 
+def _still_holds(clients: Sequence[EngineClient], stored: Path, report: Report) -> bool:
+    """Return whether the profile in force holds under the engines' versions; look at held-out points where they differ.
+
+    A profile that was looked at again goes to every engine and into ``stored``.
+    """
+    for client in clients:
+        in_force = client.profile()
+        if in_force is None or not needs_revalidation(in_force, client):
+            continue
+        report(f"the stored profile was measured under other versions; checking it on {client.url} (about 20 s)")
+        try:
+            checked = revalidate(in_force, client, progress=lambda line: report(f"profile: {line}"))
+        except MeasurementError as error:
+            report(f"profile: {error}")
+            return False
+        _deliver(checked, clients)
+        write_profile(checked, stored)
+    return True
+
+
+def _summary(profile: Profile) -> str:
+    largest = profile.prefill.points[-1]
+    worst = max(part.worst_error for part in profile.parts.values())
+    restored = ""
+    if profile.restore is not None:
+        most = profile.restore.curves[0].points[-1]
+        restored = f"{most.x / 1e6:,.0f} MB come back from the shadow in {most.ms:,.0f} ms, "
+    return (
+        f"{largest.x:,} tokens prefill in {largest.ms:,.0f} ms, {restored}held-out error {worst:.0%} "
+        f"(bound {profile.prefill.error_bound:.0%})"
+    )
+
+
 def _refusals(clients: Sequence[EngineClient]) -> list[str]:
     """Return why the engines run without a profile, as they say it themselves."""
     reasons: dict[str, None] = {}
@@ -101,12 +139,17 @@ def _refusals(clients: Sequence[EngineClient]) -> list[str]:
     return list(reasons)
 
 
-def _measure(client: EngineClient, quick: bool, report: Report) -> Profile:
-    kind = "a quick profile (about 15 s)" if quick else "a full profile (some minutes)"
+def _measure(client: EngineClient, quick: bool, stored: Path, report: Report) -> Profile:
+    kind = "a quick profile (about 20 s)" if quick else "a full profile (some minutes)"
     report(f"measuring {kind} on {client.url}; the router starts afterwards")
     for remaining in range(_MEASUREMENT_TRIES - 1, -1, -1):
         try:
-            return measure_profile(client, quick=quick, progress=lambda line: report(f"profile: {line}"))
+            return measure_profile(
+                client,
+                quick=quick,
+                progress=lambda line: report(f"profile: {line}"),
+                samples_file=sample_file_path(stored),
+            )
         except MeasurementError as error:
             if remaining == 0:
                 raise

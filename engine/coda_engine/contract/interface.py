@@ -74,7 +74,8 @@ prefix restores or recomputes it: ``{"forgotten": true}``, or 409 while it is no
 DECISIONS_PATH = "/coda/decisions"
 """GET ``?since=N``: the latest state-admission decisions (at most 256), oldest first, as
 ``{"next": N, "decisions": [{"sequence", "request_id", "reason", "wait_ms", "state_cost_ms",
-"candidates", "feasible", "reordered"}]}``. A router answers its placements (at most 512) in the same form."""
+"candidates", "feasible", "reordered", "hbm_tokens", "shadow_tokens", "prefill_tokens"}]}``; the last three
+tell where an admitted request's KV came from. A router answers its placements (at most 512) in the same form."""
 
 FRONTIER_REQUESTS = 64
 """Most waiting requests that one admission decision looks at; a router holds back beyond as many."""

@@ -45,7 +45,11 @@ class RestoreCost:
         """Return the time until ``restore_bytes`` are restored behind ``outstanding_bytes``, milliseconds."""
         if restore_bytes <= 0:
             return 0.0
-        return self.alone.at(restore_bytes) + (self.outstanding or self.alone).at(outstanding_bytes)
+        return self.alone.at(restore_bytes) + self.queueing_ms(outstanding_bytes)
+
+    def queueing_ms(self, outstanding_bytes: int) -> float:
+        """Return how long a restore waits behind ``outstanding_bytes``, milliseconds."""
+        return (self.outstanding or self.alone).at(outstanding_bytes)
 
 
 @dataclass(frozen=True, slots=True)

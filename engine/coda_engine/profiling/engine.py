@@ -54,6 +54,19 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True)
+class AppliedProfile:
+    """What an engine says of a profile that it took.
+
+    Attributes:
+        digest: The profile's digest as the engine reports it from now on.
+        outdated: Why the profile's held-out points want another look; "" = they do not.
+    """
+
+    digest: str
+    outdated: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessClient:
     """The address of an engine or a router, and what both of them answer.
 
@@ -203,15 +216,16 @@ class EngineClient(ProcessClient):
                 return None
             raise
 
-    def put_profile(self, profile: Profile) -> str:
-        """Hand ``profile`` to the engine and return the digest that it reports.
+    def put_profile(self, profile: Profile) -> AppliedProfile:
+        """Hand ``profile`` to the engine, which goes on serving, and return what it says.
 
         Raises:
             ProfileRefusedError: The engine says that the profile is not its own, or not validated.
             EngineRequestError: Anything else.
         """
         try:
-            return str(self._json("PUT", PROFILE_PATH, profile.to_json()).get("digest", ""))
+            answer = self._json("PUT", PROFILE_PATH, profile.to_json())
+            return AppliedProfile(str(answer.get("digest", "")), str(answer.get("detail", "")))
         except EngineRequestError as error:
             if error.status != 409:
                 raise

@@ -137,6 +137,16 @@ def sample_median_ms(spot: Spot, samples: Samples, *, difference: bool = False) 
     return max(0.0, median(values))
 
 
+def measured_again(spot: Spot, point: HeldOutPoint, samples_ms: Sequence[float]) -> HeldOutPoint:
+    """Return a held-out point with what it took now beside what was predicted then.
+
+    Raises:
+        MeasurementError: A sample is no time.
+    """
+    now_ms = sample_median_ms(spot, {spot: samples_ms}, difference=spot.part is Part.RESTORE)
+    return point.model_copy(update={"measured_ms": max(round(now_ms, 3), MIN_MEASURED_MS)})
+
+
 def _point(spot: Spot, x: int, samples: Samples, *, difference: bool = False) -> CurvePoint:
     middle_ms = sample_median_ms(spot, samples, difference=difference)
     values = samples[spot]

@@ -34,7 +34,7 @@ def measure_profile(
         quick: Fewer sizes and repetitions: about 15 s (with a shadow 20 s) instead of minutes.
         progress: Gets a line for each part of each round, with the time that is left.
         samples_file: Keeps the samples, so that an interrupted measurement of the same configuration goes on
-            where it stopped; removed at the end. None = an interrupted one is lost.
+            where it stopped; removed at the end, good or bad. None = an interrupted one is lost.
 
     Raises:
         EngineRequestError: The engine is not there or has no plug-ins.
@@ -53,7 +53,13 @@ def measure_profile(
     else:
         plan, samples, elapsed_s = plan_measurement(probe_ms, sampler.limits(), effort), {}, 0.0
     run = _Run(sampler, plan, defaultdict(list, samples), progress, kept, time.monotonic() - elapsed_s)
-    fitted = run.measure()
+    try:
+        fitted = run.measure()
+    except MeasurementError:
+        # Samples that are no curve after every extra round are of no use to the next measurement either.
+        if kept is not None:
+            kept.remove()
+        raise
     if kept is not None:
         kept.remove()
     return Profile(

@@ -94,14 +94,14 @@ QUICK = Effort(
     curve=(0, 1 / 4, 1 / 2, 1),
     curve_held_out=(3 / 8, 3 / 4),
     contexts=(3 / 8, 3 / 4),
-    grid=(0, 1 / 8, 1 / 4),
-    grid_held_out=((9 / 16, 1 / 6),),
+    grid=(0, 1 / 8),
+    grid_held_out=((9 / 16, 1 / 16),),
     restores=(1 / 8, 1 / 2, 1),
     restores_beside=((1 / 2, 1), (1 / 2, 2)),
     restores_held_out=((3 / 4, 0),),
     rounds=3,
     extra_rounds=6,
-    largest_s=1.0,
+    largest_s=0.9,
     error_bound=0.25,
 )
 """About 20 s with a shadow, 15 s without one, on any engine that prefills steadily."""

@@ -46,6 +46,7 @@ class SampleFile:
             "elapsed_s": elapsed_s,
             "rows": [{"spot": asdict(spot), "samples_ms": samples.get(spot, [])} for spot in plan.spots],
         }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self._path.with_name(f"{self._path.name}.writing")
         unfinished.write_text(json.dumps(document), encoding="utf-8")
         unfinished.replace(self._path)

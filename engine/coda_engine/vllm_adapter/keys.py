@@ -6,48 +6,54 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import torch
 from vllm.config import VllmConfig
 
 from coda_engine.contract.errors import DocumentError
 from coda_engine.contract.interface import ENV_SPEC_KEY, VLLM_DISTRIBUTIONS
 from coda_engine.contract.profile import FullKey, SpecKey
+from coda_engine.vllm_adapter.kv_facts import KvFacts, gpu_driver
 
 _ADAPTER_FOLDER = Path(__file__).parent
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 
 
-def full_key(vllm_config: VllmConfig, spec_key_json: str, block_size: int) -> FullKey:
+def full_key(vllm_config: VllmConfig, spec_key_json: str, kv: KvFacts) -> FullKey:
     """Return the engine's own full key.
 
     Args:
         vllm_config: The engine's configuration, as resolved.
         spec_key_json: The spec key that it was started for; "" = derive one.
-        block_size: Tokens in a KV block.
+        kv: What its KV cache and shadow are made of.
 
     Raises:
         DocumentError: ``spec_key_json`` cannot be read.
     """
     return FullKey(
         spec=SpecKey.from_json(spec_key_json) if spec_key_json else derived_spec_key(vllm_config),
-        model_digest=_model_digest(vllm_config),
+        model_digest=model_digest(vllm_config),
         hardware=_hardware(vllm_config),
         vllm_version=vllm_distribution()[1],
         adapter_digest=_adapter_digest(),
-        block_size=block_size,
+        block_size=kv.block_tokens,
+        kv_block_bytes=kv.block_bytes,
         attention_backend=_attention_backend(vllm_config),
         graph_mode=_graph_mode(vllm_config),
         max_batched_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
         max_context_tokens=vllm_config.model_config.max_model_len,
-        driver=platform.release(),
+        shadow_layout=kv.shadow_layout,
+        transfer_topology=kv.transfer_topology,
+        driver=_driver(vllm_config),
+        runtime=_runtime(vllm_config),
     )
 
 
-def full_key_or_derived(vllm_config: VllmConfig, spec_key_json: str, block_size: int) -> tuple[FullKey, str]:
+def full_key_or_derived(vllm_config: VllmConfig, spec_key_json: str, kv: KvFacts) -> tuple[FullKey, str]:
     """Return the full key and "", or one with a derived spec key and why the given one was not used."""
     try:
-        return full_key(vllm_config, spec_key_json, block_size), ""
+        return full_key(vllm_config, spec_key_json, kv), ""
     except DocumentError as error:
-        return full_key(vllm_config, "", block_size), f"{ENV_SPEC_KEY}: {error}"
+        return full_key(vllm_config, "", kv), f"{ENV_SPEC_KEY}: {error}"
 
 
 def derived_spec_key(vllm_config: VllmConfig) -> SpecKey:
@@ -110,6 +116,21 @@ def _cpu_model() -> str:
     return next(names, platform.machine())
 
 
+def _driver(vllm_config: VllmConfig) -> str:
+    """Return the versions under the runtime: the kernel's and, with a GPU, its driver's."""
+    kernel = f"{platform.system()} {platform.release()}"
+    return kernel if _is_cpu(vllm_config) else f"{kernel}, {gpu_driver()}"
+
+
+def _runtime(vllm_config: VllmConfig) -> str:
+    """Return the patch versions of what vLLM computes with."""
+    return (
+        f"torch {torch.__version__}"
+        if _is_cpu(vllm_config)
+        else f"torch {torch.__version__}, CUDA {torch.version.cuda}"
+    )
+
+
 def _attention_backend(vllm_config: VllmConfig) -> str:
     if _is_cpu(vllm_config):
         return "CPU_ATTN"
@@ -122,7 +143,7 @@ def _graph_mode(vllm_config: VllmConfig) -> str:
     return mode.name if mode is not None and not _is_cpu(vllm_config) else "NONE"
 
 
-def _model_digest(vllm_config: VllmConfig) -> str:
+def model_digest(vllm_config: VllmConfig) -> str:
     """Return a digest of the model's configuration and its weights' names and sizes (hub: their commit)."""
     config = vllm_config.model_config.hf_config
     digest = hashlib.sha256(config.to_json_string(use_diff=False).encode())

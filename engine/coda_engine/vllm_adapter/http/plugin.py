@@ -6,12 +6,14 @@ from typing import Any
 from fastapi import FastAPI, HTTPException
 from prometheus_client import REGISTRY
 
+from coda_engine.vllm_adapter.compat import check_replies, installed_version
 from coda_engine.vllm_adapter.config import AdapterConfig, current
 from coda_engine.vllm_adapter.http.metrics import EngineMetrics
 from coda_engine.vllm_adapter.http.reader import PagesReader
 from coda_engine.vllm_adapter.http.routes import build_router
 from coda_engine.vllm_adapter.log import logger
-from coda_engine.vllm_adapter.plugin import APPLY_PROFILE, APPLY_SETTINGS, SERVE_AS
+from coda_engine.vllm_adapter.plugin import APPLY_PROFILE, APPLY_SETTINGS, FORGET_HBM, SERVE_AS
+from coda_engine.vllm_adapter.tools.reports import watch_replies
 
 
 class CodaEndpoints:
@@ -32,19 +34,24 @@ class CodaEndpoints:
 
     def attach_router(self, app: FastAPI) -> None:
         """Add the routes to vLLM's application."""
-        app.include_router(build_router(self._reader, self._token, self._apply_settings, self._apply_profile))
+        app.include_router(
+            build_router(self._reader, self._token, self._apply_settings, self._apply_profile, self._forget_hbm)
+        )
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Take the engine's client for the two endpoints that change the engine, and export metrics."""
         self._engine_client = engine_client
         await self._tell_names(args.served_model_name or [args.model])
+        await watch_replies(state, engine_client.engine_core.call_utility_async, check_replies(installed_version()))
         REGISTRY.register(EngineMetrics(self._reader))
 
     async def _apply_settings(self, document: str) -> dict[str, str]:
-        return await self._call(APPLY_SETTINGS, document)
+        answer: dict[str, str] = await self._call(APPLY_SETTINGS, document)
+        return answer
 
     async def _apply_profile(self, document: str) -> dict[str, str]:
-        return await self._call(APPLY_PROFILE, document)
+        answer: dict[str, str] = await self._call(APPLY_PROFILE, document)
+        return answer
 
     async def _tell_names(self, names: list[str]) -> None:
         try:
@@ -52,15 +59,18 @@ class CodaEndpoints:
         except Exception as error:
             logger.warning("coda: the snapshot shows only the model's first name: %s", error)
 
-    async def _call(self, utility: str, document: str) -> dict[str, str]:
+    async def _forget_hbm(self) -> bool:
+        answer: dict[str, bool] = await self._call(FORGET_HBM)
+        return answer["forgotten"]
+
+    async def _call(self, utility: str, *arguments: str) -> Any:
         if self._engine_client is None:
             raise HTTPException(503, "the engine is starting")
         try:
-            answer: dict[str, str] = await self._engine_client.engine_core.call_utility_async(utility, document)
+            return await self._engine_client.engine_core.call_utility_async(utility, *arguments)
         except Exception as error:
             logger.warning("coda: %s failed: %s", utility, error)
-            raise HTTPException(503, f"the engine did not take the document: {error}") from error
-        return answer
+            raise HTTPException(503, f"the engine could not do it: {error}") from error
 
 
 def create() -> CodaEndpoints:

@@ -18,7 +18,13 @@ Apply = Callable[[str], Awaitable[dict[str, str]]]
 """Hands a document to the engine; answers when the step in progress has ended."""
 
 
-def build_router(reader: PagesReader, token: str | None, apply_settings: Apply, apply_profile: Apply) -> APIRouter:
+Forget = Callable[[], Awaitable[bool]]
+"""Makes the engine forget the KV that is cached in HBM; answers whether it was idle enough to."""
+
+
+def build_router(
+    reader: PagesReader, token: str | None, apply_settings: Apply, apply_profile: Apply, forget_hbm: Forget
+) -> APIRouter:
     """Return the router of the internal endpoints.
 
     Args:
@@ -26,10 +32,12 @@ def build_router(reader: PagesReader, token: str | None, apply_settings: Apply, 
         token: What internal callers must present; None = open, "" = nobody can.
         apply_settings: Hands a settings document to the engine.
         apply_profile: Hands a profile to the engine.
+        forget_hbm: Drops what is cached in HBM.
     """
     router = APIRouter(include_in_schema=False, dependencies=[Depends(_token_check(token))])
     _add_reads(router, reader)
     _add_writes(router, apply_settings, apply_profile)
+    _add_forgetting(router, forget_hbm)
     return router
 
 
@@ -88,6 +96,14 @@ def _add_writes(router: APIRouter, apply_settings: Apply, apply_profile: Apply) 
     @router.put(interface.PROFILE_PATH)
     async def put_profile(request: Request) -> Response:
         return _applied(await apply_profile(await _body(request, MAX_PROFILE_BYTES)))
+
+
+def _add_forgetting(router: APIRouter, forget_hbm: Forget) -> None:
+    @router.post(interface.HBM_FORGET_PATH)
+    async def forget() -> dict[str, bool]:
+        if not await forget_hbm():
+            raise HTTPException(409, "the engine has requests or transfers under way; ask again when it is idle")
+        return {"forgotten": True}
 
 
 async def _snapshots(reader: PagesReader, request: Request, since: int) -> AsyncIterator[bytes]:

@@ -10,7 +10,8 @@ from statistics import geometric_mean, median
 import aiohttp
 
 from coda_bench.engine.completions import complete, completion_body
-from coda_bench.engine.server import EngineSetup, EngineUnderTest, accept_profile, bench_spec, running_engine
+from coda_bench.engine.features import accept_profile
+from coda_bench.engine.server import EngineSetup, EngineUnderTest, bench_spec, running_engine
 from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row, paired_ratio
 from coda_bench.workload.content import random_prompt

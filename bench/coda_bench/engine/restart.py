@@ -14,8 +14,9 @@ from statistics import median
 import aiohttp
 
 from coda_bench.engine.cases import KV_BLOCKS
+from coda_bench.engine.features import require_features
 from coda_bench.engine.first_token import ask
-from coda_bench.engine.server import new_shadow_folder, require_features, running_engine
+from coda_bench.engine.server import new_shadow_folder, running_engine
 from coda_bench.engine.systems import system
 from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row, paired_ratio

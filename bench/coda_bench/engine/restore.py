@@ -13,9 +13,10 @@ from typing import Any
 import aiohttp
 
 from coda_bench.engine.cases import KV_BLOCKS
+from coda_bench.engine.features import require_features
 from coda_bench.engine.first_token import FirstToken, ask
 from coda_bench.engine.idle import IdleLoad, alternate
-from coda_bench.engine.server import EngineSetup, EngineUnderTest, kv_block_bytes, require_features, running_engine
+from coda_bench.engine.server import EngineSetup, EngineUnderTest, kv_block_bytes, running_engine
 from coda_bench.engine.systems import system
 from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row, paired_ratio

@@ -15,7 +15,8 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from coda_bench.engine.completions import complete, completion_body
-from coda_bench.engine.server import EngineSetup, EngineUnderTest, accept_profile, bench_spec, running_engine
+from coda_bench.engine.features import accept_profile
+from coda_bench.engine.server import EngineSetup, EngineUnderTest, bench_spec, running_engine
 from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row
 from coda_bench.workload.content import random_prompt

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,6 @@ import aiohttp
 
 from coda_bench.ports import free_ports
 from coda_engine.contract.interface import ENV_SHADOW_BYTES, ENV_SHADOW_DIR
-from coda_engine.contract.reasons import Feature
-from coda_engine.profiling import EngineClient
-from coda_engine.profiling.assumed import assumed_profile
 from coda_operator.desired.processes import CPU_BLOCK_TOKENS, EnginePlace, ProcessSpec, engine_process
 from coda_operator.spec import CodaClusterSpec
 
@@ -28,10 +25,7 @@ START_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
 
 _FLOAT32_BYTES = 4
-_ASSUMED_RESTORE_MS_PER_MB = 0.25
 _SHADOW_PREFIX = "coda-bench-shadow-"
-_FEATURE_TRIES = 20
-_FEATURE_PAUSE_S = 0.25
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - shared memory, not a temporary file
 
 
@@ -170,40 +164,6 @@ async def running_engine(setup: EngineSetup) -> AsyncIterator[EngineUnderTest]:
                 await _end(child)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-async def accept_profile(engine: EngineUnderTest, ms_per_token: float = 1.0) -> None:
-    """Give the engine a profile with its own key and a straight cost curve, so that admission decides.
-
-    The curve is assumed, not measured: benchmarks of overhead need decisions, not true costs.
-
-    Raises:
-        ProfilingError: The engine does not answer.
-        ProfileRefusedError: It refused the profile.
-    """
-    client = EngineClient(engine.url)
-    key = await asyncio.to_thread(client.full_key)
-    await asyncio.to_thread(
-        client.put_profile, assumed_profile(key, ms_per_token, restore_ms_per_mb=_ASSUMED_RESTORE_MS_PER_MB)
-    )
-
-
-async def require_features(engine: EngineUnderTest, features: Collection[Feature]) -> None:
-    """Check by the engine's own account that ``features`` are on, so that nothing else is measured in their name.
-
-    Raises:
-        EngineStartError: One of them is off; with the engine's reason.
-        ProfilingError: The engine does not answer.
-    """
-    for attempt in range(_FEATURE_TRIES):
-        capabilities = (await asyncio.to_thread(EngineClient(engine.url).snapshot)).capabilities
-        off = [feature for feature in features if feature not in capabilities or not capabilities[feature].enabled]
-        if not off:
-            return
-        if attempt < _FEATURE_TRIES - 1:
-            await asyncio.sleep(_FEATURE_PAUSE_S)  # the next snapshot tells what a delivered profile changed
-    why = [f"{name.value} ({seen.reason.value}: {seen.detail})" for name in off if (seen := capabilities.get(name))]
-    raise EngineStartError(f"the engine {engine.system} runs without {'; '.join(why) or off}")
 
 
 @contextmanager

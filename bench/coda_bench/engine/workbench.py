@@ -14,16 +14,15 @@ from coda_bench.engine.cases import (
     MAX_RUNNING,
     SHADOW_TIMES_HBM,
 )
+from coda_bench.engine.features import accept_profile, require_features
 from coda_bench.engine.finished import Finished
 from coda_bench.engine.progress import Progress
 from coda_bench.engine.replay import Target
 from coda_bench.engine.server import (
     EngineSetup,
     EngineUnderTest,
-    accept_profile,
     bench_spec,
     kv_block_bytes,
-    require_features,
 )
 from coda_bench.engine.server import running_engine as start_engine
 from coda_bench.engine.systems import System, system

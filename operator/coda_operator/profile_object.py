@@ -64,5 +64,6 @@ def profile_object(profile: Profile, namespace: str, owner: Mapping[str, Any]) -
             "labels": {SPEC_KEY_LABEL: digest, MANAGED_BY_LABEL: MANAGED_BY},
             "ownerReferences": [dict(owner)],
         },
-        "spec": spec.model_dump(mode="json", by_alias=True),
+        # The domain follows from the points: readers derive it, and the CRD has no field for it.
+        "spec": spec.model_dump(mode="json", by_alias=True, exclude={"artifact": {"domain"}}, exclude_none=True),
     }

@@ -1,12 +1,15 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from operator_builders import cluster_of, profile_of
 
+from coda_engine.profiling.assumed import assumed_key, assumed_profile
+from coda_operator.crd.definitions import coda_profile_definition
 from coda_operator.desired.profiling_job import profiling_job
 from coda_operator.errors import JobError
 from coda_operator.profile_job import JobOptions, parse_options, run
@@ -103,3 +106,25 @@ def test_a_profile_object_comes_back_as_it_went_in():
     assert parsed.artifact == profile
     assert parsed.artifact.digest() == profile.digest()
     assert item["metadata"]["labels"]["coda-serving.dev/spec-key"] == cluster.spec_key.digest()
+
+
+def test_a_profile_object_has_only_fields_that_the_api_server_knows():
+    measured = assumed_profile(assumed_key(), ms_per_context_token=0.01, restore_ms_per_mb=1.0)
+    item = profile_object(measured, "team", OWNER)
+    version = coda_profile_definition()["spec"]["versions"][0]
+    spec_schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert list(unknown_fields(item["spec"], spec_schema, "spec")) == []
+    assert item["spec"]["artifact"]["restore"]["curves"]
+
+
+def unknown_fields(value: Any, schema: dict[str, Any], path: str) -> Iterator[str]:
+    """Yield the paths that strict validation would refuse: unknown, or null."""
+    if value is None:
+        yield f"{path}: null"
+    if isinstance(value, dict):
+        for name, item in value.items():
+            known = schema.get("properties", {}).get(name)
+            yield from [f"{path}.{name}"] if known is None else unknown_fields(item, known, f"{path}.{name}")
+    if isinstance(value, list):
+        for item in value:
+            yield from unknown_fields(item, schema["items"], f"{path}[]")

@@ -70,7 +70,7 @@ def admission_enabled(observed: Observed, settings_digest: str) -> Verdict:
     if behind:
         message = f"settings {settings_digest} are not in force yet on {', '.join(behind)}"
         return answer(False, ConditionReason.SETTINGS_NOT_APPLIED, message)
-    message = f"{len(observed.engines)} engines decide by settings {settings_digest}"
+    message = f"{len(observed.engines)} engines decide by settings {settings_digest}{_outdated(observed)}"
     return answer(True, ConditionReason.ADMISSION_RUNNING, message)
 
 
@@ -99,6 +99,23 @@ def _failing(pods: Sequence[Pod]) -> str:
         if not pod.ready and (pod.problem or pod.last_words):
             return f"{pod.name}: {': '.join(part for part in (pod.problem, pod.last_words) if part)}"
     return ""
+
+
+def _outdated(observed: Observed) -> str:
+    """Return which engines decide by a profile of other driver or patch versions, and the remedy; "" when none does."""
+    pods = [
+        report.pod
+        for report in observed.engines
+        if report.snapshot is not None
+        and (capability := report.snapshot.capabilities.get(Feature.STATE_ADMISSION)) is not None
+        and capability.reason is Reason.PROFILE_NEEDS_REVALIDATION
+    ]
+    if not pods or observed.profile is None:
+        return ""
+    return (
+        f"; the profile was measured under other driver or patch versions than those of {', '.join(pods)}: delete "
+        f"CodaProfile {observed.profile.name} to measure again"
+    )
 
 
 def _remedy(observed: Observed, reason: str) -> str:

@@ -301,5 +301,6 @@ class CodaClusterSpec(AuthoredModel):
             "maxContextTokens": self.model.max_context_tokens,
             "maxBatchedTokens": self.engine.max_batched_tokens,
             "extraArgs": self.engine.extra_args or None,
+            "kvShadow": "on" if self.kv_shadow.size_bytes else None,
         }
         return " ".join(f"{name}={value}" for name, value in options.items() if value is not None)

@@ -96,6 +96,14 @@ def test_an_engines_own_reason_is_the_conditions_reason():
     assert "Scheduler.schedule differs" in verdict.message
 
 
+def test_an_engine_under_another_driver_decides_and_says_that_its_profile_wants_another_look():
+    outdated = Capability(enabled=True, reason=Reason.PROFILE_NEEDS_REVALIDATION, detail="driver")
+    seen = observed(engines=[report_of("a", "d", "p", outdated)], profile=stored(cluster_of()))
+    verdict = admission_enabled(seen, "d")
+    assert (verdict.status, verdict.reason) == (True, "AdmissionRunning")
+    assert "versions than those of a: delete CodaProfile profile-" in verdict.message
+
+
 def test_a_silent_engine_is_said():
     verdict = admission_enabled(observed(engines=[EngineReport("a", "u", None, "connection refused")]), "d")
     assert (verdict.reason, verdict.message) == ("SnapshotUnavailable", "a: connection refused")

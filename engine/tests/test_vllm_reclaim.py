@@ -161,15 +161,15 @@ def test_a_session_of_which_nobody_said_anything_keeps_native_order(served):
 
 
 def test_a_session_that_has_come_back_is_not_chosen(served):
-    tests = tokens(2, 320)
-    served.serve("reads", tokens(1, 320), [READ])
+    reads, tests = tokens(1, 320), tokens(2, 320)
+    served.serve("reads", reads, [READ])
     served.serve("tests", tests, [TEST])
     served.drive.scheduler.max_num_running_reqs = 1
     served.start("new", tokens(3, 30 * BLOCK_TOKENS))
     served.start("tests", tests + tokens(5, 40))
     served.drive.finish()
-    assert served.victims == {VictimReason.PREDICTED_IDLE.value: 10}
-    assert served.reclaim.gaps.turns == {"Tool": 2, "Human": 0}
+    assert served.victims[VictimReason.PREDICTED_IDLE.value] == 10
+    assert served.resident(reads) == [False] * 10
 
 
 def test_a_ranking_does_not_outlive_its_sessions_gap(served):
@@ -182,8 +182,8 @@ def test_a_ranking_does_not_outlive_its_sessions_gap(served):
     assert len(ranked) == 19
     served.now_s -= 1.0
     served.serve("tests", tests + tokens(5, 40), [READ])
-    good = [v for v in ranked if served.reclaim.window._still_good(v, served.published)]
-    assert {victim.session for victim in good} == {"reads"}
+    good = [one for one in ranked if served.reclaim.window._still_good(one, served.published)]
+    assert {candidate[-1].session for candidate in good} == {"reads"}
 
 
 def test_only_the_window_is_looked_at(vllm_config):
@@ -339,7 +339,7 @@ def test_no_block_is_lost_over_thousands_of_steps_with_preemption_and_aborts(vll
     _, _, preempted = run_script(scheduler, runtime, 11, 2_000)
     assert preempted > 0
     victims = Counter(runtime.reclaim.window.victims)
-    assert victims[VictimReason.PREDICTED_IDLE.value] > 500
+    assert victims[VictimReason.PREDICTED_IDLE.value] > 100
     assert len(runtime.reclaim.gaps) == 12
     assert not runtime.capabilities.is_closed(Feature.RECLAIM)
     gaps = runtime.reclaim.gaps

@@ -1,4 +1,5 @@
-"""A real server (three processes): what replies call reaches EngineCore, by every protocol, and gaps close."""
+"""A real server (three processes) with a CPU shadow: what replies call reaches EngineCore, by every protocol, gaps
+close, and the KV of sessions that wait is what makes room."""
 
 import json
 import os
@@ -10,7 +11,7 @@ import pytest
 from test_vllm_server import WAIT_S, Server, signed, start_server
 
 from coda_engine.contract import interface
-from coda_engine.contract.reasons import Feature, Reason
+from coda_engine.contract.reasons import Feature, Reason, VictimReason
 from coda_engine.contract.settings import AdmissionSettings, ReclaimPolicyName, ReclaimSettings, Settings
 from coda_engine.contract.snapshot import SessionDelta, SessionResidency, session_key
 
@@ -28,7 +29,8 @@ ASK = "Run the project's tests with the Bash tool, then say whether they pass. "
 def server(model_folder, tmp_path_factory):
     """The module's server; its whole process group is ended at the end, whatever happened."""
     folder = tmp_path_factory.mktemp("tools")
-    running = start_server(model_folder, folder, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    shadow = {interface.ENV_SHADOW_BYTES: "300000000", interface.ENV_SHADOW_DIR: str(folder / "shadow")}
+    running = start_server(model_folder, folder, "--enable-auto-tool-choice", "--tool-call-parser", "hermes", **shadow)
     try:
         yield running
     finally:
@@ -59,14 +61,13 @@ def chat_tools(**fields):
 
 
 def test_the_engine_knows_that_tools_are_seen_and_follows_settings(server):
-    lru, cachewise = (
+    lru, tool_aware = (
         Settings(admission=AdmissionSettings(reclaim=ReclaimSettings(policy=policy))).model_dump_json(by_alias=True)
-        for policy in (ReclaimPolicyName.LRU, ReclaimPolicyName.CACHEWISE)
+        for policy in (ReclaimPolicyName.LRU, ReclaimPolicyName.TOOL_AWARE)
     )
-    tool_aware = server.snapshot_when(lambda now: Feature.RECLAIM in now.capabilities).capabilities[Feature.RECLAIM]
-    assert (tool_aware.enabled, tool_aware.reason) == (False, Reason.NOT_AVAILABLE)
-    assert "spec.kvShadow.size" in tool_aware.detail
-    for document, reason in ((lru, Reason.DISABLED_BY_SETTINGS), (cachewise, Reason.ENABLED)):
+    capability = server.snapshot().capabilities[Feature.RECLAIM]
+    assert (capability.enabled, capability.detail) == (True, "tool-aware"), capability
+    for document, reason in ((lru, Reason.DISABLED_BY_SETTINGS), (tool_aware, Reason.ENABLED)):
         digest = server.call("PUT", interface.SETTINGS_PATH, document)[1]["digest"]
         now = server.snapshot_when(lambda now, digest=digest: now.settings_digest == digest)
         assert now.capabilities[Feature.RECLAIM].reason is reason
@@ -139,3 +140,20 @@ def test_what_an_unsigned_client_calls_is_nobody_s(server):
     assert status == 200
     assert session_key("", "forged") not in {row["key"] for row in document["sessions"]}
     assert server.snapshot().capabilities[Feature.RECLAIM].enabled
+
+
+def test_published_kv_of_waiting_sessions_makes_room(server):
+    assert server.chat(ASK, signed("victim"), **chat_tools())[0] == 200
+    row_when(server, "victim", lambda row: row.tool is not None)
+    before = server.snapshot().steps.reclaimed.get(VictimReason.PREDICTED_IDLE.value, 0)
+    for number in range(4):
+        prompt = f"{number} " + "word " * 1_300
+        body = {"model": "smollm2", "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        assert server.call("POST", "/v1/completions", body, signed(f"long-{number}"))[0] == 200
+    reclaimed = server.snapshot_when(
+        lambda now: now.steps.reclaimed.get(VictimReason.PREDICTED_IDLE.value, 0) > before
+    ).steps.reclaimed
+    assert set(reclaimed) <= {reason.value for reason in VictimReason}
+    status, text = server.call("GET", "/metrics")
+    assert status == 200
+    assert 'coda_engine_reclaimed_blocks_total{reason="PredictedIdle"}' in text

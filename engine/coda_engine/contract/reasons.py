@@ -13,10 +13,15 @@ class Feature(StrEnum):
     EXECUTION_ADMISSION = "ExecutionAdmission"
     KV_SHADOW = "KVShadow"
     RECLAIM = "Reclaim"
+    TRACE_ATTRIBUTES = "TraceAttributes"
 
 
 class Reason(StrEnum):
-    """Why a feature is on or off, or a profile was taken or refused."""
+    """Why a feature is on or off, or a profile was taken or refused.
+
+    Attributes:
+        UNKNOWN: A newer engine gave a reason that this reader does not know; the detail has it.
+    """
 
     ENABLED = "Enabled"
     DISABLED_BY_SETTINGS = "DisabledBySettings"
@@ -35,13 +40,19 @@ class Reason(StrEnum):
     SHADOW_UNUSABLE = "ShadowUnusable"
     NO_CLUSTER_SECRET = "NoClusterSecret"  # noqa: S105 - a reason, not a secret
     INTERNAL_ERROR = "InternalError"
+    UNKNOWN = "Unknown"
 
 
 class AdmissionReason(StrEnum):
-    """Why state admission put this request first (paper section 4.2, eq. 4)."""
+    """Why state admission put this request first (paper section 4.2, eq. 4, and the other orders)."""
 
     LOWEST_AGED_COST = "LowestAgedCost"
     MAX_WAIT_REACHED = "MaxWaitReached"
+    CHEAPEST_ON_TIME = "CheapestOnTime"
+    RESERVED_FOR_OLDEST = "ReservedForOldest"
+    FEWEST_BLOCKS = "FewestBlocks"
+    LOWEST_COST = "LowestCost"
+    SHORTEST_JOB = "ShortestJob"
     ONLY_CANDIDATE = "OnlyCandidate"
     READY_ORDER = "ReadyOrder"
     NOTHING_FEASIBLE = "NothingFeasible"
@@ -79,3 +90,51 @@ class VictimReason(StrEnum):
     NO_PREDICTION = "NoPrediction"
     NOT_PUBLISHED = "NotPublished"
     NOT_LOOKED_AT = "NotLookedAt"
+
+
+class PreparationPath(StrEnum):
+    """Where a request's KV state came from for the most part (paper section 3.1).
+
+    Attributes:
+        HBM: It was there.
+        SHADOW: It was restored from the CPU shadow.
+        RECOMPUTE: It was computed.
+    """
+
+    HBM = "HBM"
+    SHADOW = "Shadow"
+    RECOMPUTE = "Recompute"
+
+    @classmethod
+    def of(cls, hbm_tokens: int, shadow_tokens: int, computed_tokens: int) -> "PreparationPath":
+        """Return the tier that gave most of the tokens; of equal shares the dearer one's."""
+        shares = ((computed_tokens, cls.RECOMPUTE), (shadow_tokens, cls.SHADOW), (hbm_tokens, cls.HBM))
+        return max(shares, key=lambda share: share[0])[1]
+
+
+class ShadowEvent(StrEnum):
+    """What became of a page of the CPU shadow (the pages of all ranks of one KV block count once).
+
+    Attributes:
+        PUBLISHED: Written by this engine and readable by all.
+        RESTORED: Copied into HBM.
+        EVICTED: Made room for another page of this engine.
+        POISONED: Corrupt or unreadable, never served again.
+        VANISHED: A restore found it gone between look-up and pinning.
+        UNWRITTEN: Reserved and given back, because the copy failed or its request was gone.
+        NO_SPACE: Not published, because nothing could be evicted or the index was locked.
+        LOST: Its reservation was gone when it was to be published.
+        RECLAIMED: Reserved by a process that died.
+        DAMAGED: Its record in the index was damaged.
+    """
+
+    PUBLISHED = "Published"
+    RESTORED = "Restored"
+    EVICTED = "Evicted"
+    POISONED = "Poisoned"
+    VANISHED = "Vanished"
+    UNWRITTEN = "Unwritten"
+    NO_SPACE = "NoSpace"
+    LOST = "Lost"
+    RECLAIMED = "Reclaimed"
+    DAMAGED = "Damaged"

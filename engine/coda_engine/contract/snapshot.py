@@ -6,13 +6,17 @@ process serves it without touching the engine's thread. Session residency travel
 """
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidatorFunctionWrapHandler, field_validator
 
 from coda_engine.contract.models import WireModel
 from coda_engine.contract.reasons import Feature, Reason
 
 SNAPSHOT_SCHEMA_VERSION = 1
+
+_KNOWN_FEATURES = frozenset(Feature)
 
 
 class Capability(WireModel):
@@ -22,29 +26,61 @@ class Capability(WireModel):
     reason: Reason
     detail: str = ""
 
+    @field_validator("reason", mode="wrap")
+    @classmethod
+    def _known_reason(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Reason:
+        try:
+            return Reason(validate(value))
+        except ValueError:
+            return Reason.UNKNOWN
+
+
+class Reservation(WireModel):
+    """Freed KV blocks are kept for the oldest waiting request, which does not fit yet.
+
+    Attributes:
+        tier: Its tier.
+        wait_ms: Time since its logical readiness, milliseconds.
+        kv_blocks: Blocks that it still needs.
+    """
+
+    tier: int
+    wait_ms: float
+    kv_blocks: int
+
 
 class StepCounters(WireModel):
-    """Counts since the engine's start. Keys of the mappings are Reason values.
+    """Counts since the engine's start. Keys of the mappings are values of the enumeration that is named.
 
     Attributes:
         pure_decode: Steps in which every request decoded one token.
         mixed: Steps with both decode and prefill work.
         prefill: Steps with prefill work only.
-        admissions: State-admission selections by AdmissionReason.
+        admissions: State-admission decisions by AdmissionReason.
+        admissions_by_path: Admitted requests by PreparationPath.
+        admitted_tokens: Their tokens by the PreparationPath that each took.
         reordered: Selections that put another request before the native head.
         refused_after_feasible: Requests predicted feasible that the allocator then refused (should stay 0).
         cohort_plans: Execution-admission plans by PlanReason (when observed).
         untrusted_identities: Requests whose identity value was missing or not signed by this cluster.
+        reclaimed: Cached KV blocks that left HBM while reclaim was on, by VictimReason.
+        shadow_pages: Pages of the CPU shadow by ShadowEvent.
+        failed_restores: Restores that ended at a page that could not be used.
     """
 
     pure_decode: int = 0
     mixed: int = 0
     prefill: int = 0
     admissions: dict[str, int] = Field(default_factory=dict)
+    admissions_by_path: dict[str, int] = Field(default_factory=dict)
+    admitted_tokens: dict[str, int] = Field(default_factory=dict)
     reordered: int = 0
     refused_after_feasible: int = 0
     cohort_plans: dict[str, int] = Field(default_factory=dict)
     untrusted_identities: int = 0
+    reclaimed: dict[str, int] = Field(default_factory=dict)
+    shadow_pages: dict[str, int] = Field(default_factory=dict)
+    failed_restores: int = 0
 
 
 class EngineSnapshot(WireModel):
@@ -67,12 +103,13 @@ class EngineSnapshot(WireModel):
         running_by_tier: Running requests by tier.
         requests_by_router: Waiting plus running requests by the router that sent them ("" = unknown).
         decode_context_tokens: Materialised context of each decoding request, tokens (eq. 8's C_w).
-        pending_prefill_tokens: Prompt tokens of waiting and prefilling requests not yet computed.
+        pending_prefill_tokens: Prompt tokens of waiting and prefilling requests that have to be computed.
         oldest_ready_wait_ms: Longest time since logical readiness among waiting requests, milliseconds.
         kv_blocks_total: KV blocks that requests can use.
         kv_blocks_free: Of them free or evictable now.
         kv_block_tokens: Tokens in one block.
         head_demand_blocks_by_tier: Blocks that the first waiting request of each tier still needs.
+        reservation: For whom freed blocks are kept; None: for nobody.
         shadow_bytes_used: Bytes of KV in the CPU shadow.
         shadow_bytes_capacity: Capacity of the CPU shadow, bytes; 0 without one.
         outstanding_restore_bytes: Bytes on their way from shadow to HBM.
@@ -101,10 +138,19 @@ class EngineSnapshot(WireModel):
     kv_blocks_free: int = 0
     kv_block_tokens: int = 0
     head_demand_blocks_by_tier: dict[int, int] = Field(default_factory=dict)
+    reservation: Reservation | None = None
     shadow_bytes_used: int = 0
     shadow_bytes_capacity: int = 0
     outstanding_restore_bytes: int = 0
     steps: StepCounters = StepCounters()
+
+    @field_validator("capabilities", mode="before")
+    @classmethod
+    def _known_features(cls, value: Any) -> Any:
+        """Leave out features that only newer engines have."""
+        if not isinstance(value, Mapping):
+            return value
+        return {name: state for name, state in value.items() if name in _KNOWN_FEATURES}
 
     @property
     def waiting(self) -> int:
@@ -125,12 +171,16 @@ class SessionResidency(WireModel):
         hbm_tokens: Longest prefix resident in HBM, tokens.
         shadow_tokens: Longest prefix resident in HBM or the CPU shadow, tokens.
         last_use_s: Unix time at which a request of the session last finished or ran, seconds.
+        tool: What the session waits for, as ``name:kind``; None: for no tool, or nobody said.
+        tool_waiting_since_s: Unix time at which that wait began, seconds.
     """
 
     key: str
     hbm_tokens: int
     shadow_tokens: int = 0
     last_use_s: float
+    tool: str | None = None
+    tool_waiting_since_s: float | None = None
 
 
 class SessionDelta(WireModel):

@@ -21,6 +21,7 @@ from coda_engine.vllm_adapter.known_sources import SOURCES
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _POOL = "vllm.v1.core.block_pool:BlockPool"
 _CORE = "vllm.v1.engine.core:EngineCore"
+_OFFLOADING = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
 
 _STEP = (f"{_SCHEDULER}._update_after_schedule", f"{_SCHEDULER}.get_request_counts", f"{_SCHEDULER}._free_request")
 
@@ -37,14 +38,44 @@ TOUCHED: Mapping[Feature, tuple[str, ...]] = {
         "vllm.v1.request:Request.from_engine_core_request",
         "vllm.v1.core.kv_cache_utils:generate_block_hash_extra_keys",
     ),
+    Feature.KV_SHADOW: (
+        "vllm.engine.arg_utils:EngineArgs.create_engine_config",
+        "vllm.config.kv_transfer:KVTransferConfig",
+        f"{_OFFLOADING}_connector:OffloadingConnector",
+        f"{_OFFLOADING}.common:OffloadingWorkerMetadata",
+        f"{_OFFLOADING}.config:build_offloading_config",
+        f"{_OFFLOADING}.scheduler:OffloadingConnectorScheduler",
+        f"{_OFFLOADING}.scheduler:RequestOffloadState",
+        f"{_OFFLOADING}.worker:OffloadingConnectorWorker",
+        "vllm.v1.kv_offload.base:GPULoadStoreSpec",
+        "vllm.v1.kv_offload.base:OffloadingManager",
+        "vllm.v1.kv_offload.base:OffloadingSpec",
+        "vllm.v1.kv_offload.base:OffloadingWorker",
+        "vllm.v1.kv_offload.base:ReqContext",
+        "vllm.v1.kv_offload.base:make_offload_key",
+        "vllm.v1.core.kv_cache_utils:hash_block_tokens",
+        "vllm.v1.core.kv_cache_utils:resolve_none_hash_seed",
+        "vllm.distributed.kv_transfer.kv_connector.utils:KVOutputAggregator.aggregate",
+        "vllm.v1.worker.kv_connector_model_runner_mixin:KVConnectorModelRunnerMixin._get_kv_connector_output",
+        f"{_SCHEDULER}.schedule",
+        f"{_SCHEDULER}.update_from_output",
+        f"{_SCHEDULER}._update_from_kv_xfer_finished",
+        f"{_SCHEDULER}._update_requests_with_invalid_blocks",
+        f"{_SCHEDULER}._update_waiting_for_remote_kv",
+        f"{_SCHEDULER}._handle_invalid_blocks",
+        f"{_SCHEDULER}._connector_finished",
+    ),
     Feature.LIVE_SETTINGS: (
         "vllm.v1.engine.core:EngineCoreProc._handle_client_request",
         "vllm.v1.engine.core:EngineCoreProc._invoke_utility_method",
+        "vllm.v1.core.kv_cache_manager:KVCacheManager.reset_prefix_cache",
     ),
     Feature.STATE_ADMISSION: (
         f"{_SCHEDULER}.schedule",
         f"{_SCHEDULER}._handle_blocked_waiting_request",
         f"{_SCHEDULER}._enqueue_waiting_request",
+        f"{_SCHEDULER}._inflight_prefill_reserved_blocks",
+        f"{_SCHEDULER}._request_remaining_blocks",
         f"{_SCHEDULER}._preempt_request",
         f"{_SCHEDULER}.finish_requests",
         f"{_SCHEDULER}._free_request",
@@ -65,8 +96,39 @@ TOUCHED: Mapping[Feature, tuple[str, ...]] = {
         f"{_POOL}.touch",
         f"{_POOL}.free_blocks",
     ),
+    Feature.RECLAIM: (
+        f"{_SCHEDULER}.add_request",
+        f"{_SCHEDULER}._free_request",
+        f"{_POOL}.get_new_blocks",
+        f"{_POOL}.free_blocks",
+        f"{_POOL}.unpin_blocks",
+        f"{_POOL}._remove_cached_block_hashes",
+        f"{_POOL}._insert_block_hash",
+        "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue",
+        "vllm.v1.core.kv_cache_utils:KVCacheBlock",
+        "vllm.v1.core.kv_cache_utils:make_block_hash_with_group_id",
+        "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.free",
+    ),
 }
 """Feature to the vLLM functions and classes whose behaviour it relies on."""
+
+_CHAT = "vllm.entrypoints.openai.chat_completion.serving:OpenAIServingChat"
+_RESPONSES = "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses"
+
+TOUCHED_BY_REPLIES = (
+    "vllm.entrypoints.generate.base.serving:GenerateBaseServing._get_session_id",
+    f"{_CHAT}._make_parser",
+    f"{_CHAT}._create_chat_completion",
+    f"{_CHAT}.chat_completion_stream_generator",
+    f"{_CHAT}.chat_completion_full_generator",
+    f"{_RESPONSES}._make_response_parser",
+    f"{_RESPONSES}._create_responses",
+    f"{_RESPONSES}._make_response_output_items",
+    f"{_RESPONSES}._process_simple_streaming_events",
+    "vllm.entrypoints.anthropic.serving:AnthropicServingMessages.create_messages",
+    "vllm.parser.abstract_parser:Parser",
+)
+"""What seeing replies' tools relies on, in the API process alone: EngineCore has not imported these modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +148,11 @@ def check(version: str, resolve: Callable[[str], object] | None = None) -> dict[
         resolve: From ``module:qualified.name`` to the object; default: import it.
     """
     return {feature: _gate(targets, version, resolve or resolve_target) for feature, targets in TOUCHED.items()}
+
+
+def check_replies(version: str, resolve: Callable[[str], object] | None = None) -> Gate:
+    """Return the gate of seeing replies' tools; the arguments are those of :func:`check`."""
+    return _gate(TOUCHED_BY_REPLIES, version, resolve or resolve_target)
 
 
 def installed_version() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
@@ -22,11 +23,14 @@ from coda_engine.vllm_adapter.config import ENV_PAGE_FILES, AdapterConfig, curre
 from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.runtime import RUNTIME_ATTRIBUTE, EngineRuntime
 from coda_engine.vllm_adapter.scheduler.hook import hook_construction
+from coda_engine.vllm_adapter.shadow.injection import hook_configuration
 from coda_engine.vllm_adapter.telemetry.page import PageFiles, page_path
 from coda_engine.vllm_adapter.telemetry.pages import CAPACITIES, SNAPSHOT_PAGE
+from coda_engine.vllm_adapter.tools.reports import TOOLS_SEEN, TURN_ENDED
 
 APPLY_SETTINGS = "coda_apply_settings"
 APPLY_PROFILE = "coda_apply_profile"
+FORGET_HBM = "coda_forget_hbm"
 SERVE_AS = "coda_serve_as"
 
 
@@ -42,6 +46,8 @@ def register() -> None:
 def install(config: AdapterConfig, gates: Mapping[Feature, Gate]) -> None:
     """Hook Coda into vLLM's classes, once in a process, as far as the gates let it."""
     hook_construction(Scheduler, lambda scheduler: EngineRuntime.attach(scheduler, config, gates))
+    if gates[Feature.KV_SHADOW].open:
+        hook_configuration(EngineArgs, config.shadow)
     if gates[Feature.SNAPSHOT].open:
         _hook_shutdown(EngineCoreProc)
     if gates[Feature.IDENTITY].open:
@@ -108,12 +114,24 @@ def _add_utilities(core_class: type[EngineCore]) -> None:
     def apply_profile(self: EngineCore, document: str) -> dict[str, str]:
         return _runtime(self).apply_profile(document)
 
+    def forget_hbm(self: EngineCore) -> dict[str, bool]:
+        return _runtime(self).forget_hbm()
+
     def serve_as(self: EngineCore, names: list[str]) -> None:
         _runtime(self).serve_as(names)
 
+    def turn_ended(self: EngineCore, session_id: str, uses: list[list[str]]) -> None:
+        _runtime(self).turn_ended(session_id, uses)
+
+    def tools_seen(self: EngineCore, problem: str) -> None:
+        _runtime(self).tools_seen(problem)
+
+    setattr(core_class, TURN_ENDED, turn_ended)
+    setattr(core_class, TOOLS_SEEN, tools_seen)
     setattr(core_class, SERVE_AS, serve_as)
     setattr(core_class, APPLY_SETTINGS, apply_settings)
     setattr(core_class, APPLY_PROFILE, apply_profile)
+    setattr(core_class, FORGET_HBM, forget_hbm)
 
 
 def _runtime(core: Any) -> EngineRuntime:

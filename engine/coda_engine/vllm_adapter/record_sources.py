@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from coda_engine.vllm_adapter.compat import TOUCHED, resolve_target, source_digest
+from coda_engine.vllm_adapter.compat import TOUCHED, TOUCHED_BY_REPLIES, resolve_target, source_digest
 from coda_engine.vllm_adapter.known_sources import SOURCES
 
 _HEADER = '''"""Source digests of the vLLM functions that features rely on (see ``compat``); see ``record_sources``."""
@@ -16,7 +16,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
 
 def main() -> None:
     """Add the installed vLLM's digests to the known ones."""
-    targets = sorted({target for group in TOUCHED.values() for target in group})
+    targets = sorted({target for group in TOUCHED.values() for target in group} | set(TOUCHED_BY_REPLIES))
     lines = []
     for target in targets:
         digests = sorted({*SOURCES.get(target, ()), source_digest(resolve_target(target))})

@@ -3,7 +3,8 @@
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -20,13 +21,16 @@ from coda_engine.vllm_adapter.control import Control, parse_profile
 from coda_engine.vllm_adapter.identity.hook import IdentityRules
 from coda_engine.vllm_adapter.identity.table import IdentityTable
 from coda_engine.vllm_adapter.keys import full_key_or_derived
+from coda_engine.vllm_adapter.kv_facts import kv_facts
 from coda_engine.vllm_adapter.log import logger
+from coda_engine.vllm_adapter.reclaim.reclaim import Reclaim, unsupported_pool
 from coda_engine.vllm_adapter.scheduler.admission import StateAdmission
 from coda_engine.vllm_adapter.scheduler.hook import hook_steps
 from coda_engine.vllm_adapter.scheduler.queue import FrontierQueue
 from coda_engine.vllm_adapter.scheduler.residency import ResidencyIndex
 from coda_engine.vllm_adapter.scheduler.steps import StepObserver
 from coda_engine.vllm_adapter.scheduler.support import unsupported_configuration
+from coda_engine.vllm_adapter.shadow.capability import report_shadow
 from coda_engine.vllm_adapter.telemetry.board import Board
 from coda_engine.vllm_adapter.telemetry.pages import ControlDocument
 from coda_engine.vllm_adapter.telemetry.sessions import SessionTable
@@ -36,6 +40,8 @@ RUNTIME_ATTRIBUTE = "coda_runtime"
 """Attribute of vLLM's scheduler under which the identity hook and the engine utilities find the runtime."""
 
 _SESSION_HASHES_PER_BLOCK = 4
+
+_Part = TypeVar("_Part")
 
 
 class EngineRuntime:
@@ -56,7 +62,7 @@ class EngineRuntime:
         self.shutting_down = False
         self._scheduler = scheduler
         self._identity_rules = self._build_identity_rules(config)
-        key, key_problem = full_key_or_derived(scheduler.vllm_config, config.spec_key, scheduler.block_size)
+        key, key_problem = full_key_or_derived(scheduler.vllm_config, config.spec_key, kv_facts(scheduler))
         self.control = Control(key)
         self.control.load_settings(config.settings)
         self.control.load_profile(config.profile)
@@ -66,19 +72,28 @@ class EngineRuntime:
         self.admission: StateAdmission | None = None
         self._queue: FrontierQueue | None = None
         self._sessions: SessionTable | None = None
-        self._build_admission()
+        self.reclaim = self._attempt(Feature.RECLAIM, self._build_reclaim)
+        self._attempt(Feature.STATE_ADMISSION, self._build_admission)
         self._apply_control()
         self.capabilities.set(Feature.LIVE_SETTINGS, True, Reason.ENABLED)
-        self.capabilities.set(Feature.KV_SHADOW, False, Reason.NOT_AVAILABLE, "not in this version")
+        self._attempt(Feature.KV_SHADOW, lambda: report_shadow(scheduler, config.shadow, self.capabilities))
         self._gatherer: SnapshotGatherer | None = None
-        self._board = self._build_board(config)
+        self._board = self._attempt(Feature.SNAPSHOT, lambda: self._build_board(config))
+        if self._board is None:
+            self._stop_sessions()
 
     @classmethod
     def attach(cls, scheduler: Scheduler, config: AdapterConfig, gates: Mapping[Feature, Gate]) -> "EngineRuntime":
         """Return the runtime of ``scheduler``, hooked into it and publishing."""
         runtime = cls(scheduler, config, gates)
         setattr(scheduler, RUNTIME_ATTRIBUTE, runtime)
-        hook_steps(scheduler, runtime)
+        try:
+            hook_steps(scheduler, runtime)
+        except Exception as error:
+            # Identity goes on: without it tenants would not be kept apart.
+            runtime._admission_failed(error)
+            runtime._reclaim_failed(error)
+            runtime._telemetry_failed(error)
         return runtime
 
     # Told by the hooks ----------------------------------------------------------------------------------
@@ -94,11 +109,27 @@ class EngineRuntime:
             logger.exception("coda Identity: a request could not be identified and is not trusted")
             self._identity_rules.distrust(request, self.identities)
 
+    def request_arrived(self, request: Request) -> None:
+        """Close the gap of the request's session."""
+        if self.reclaim is None:
+            return
+        try:
+            identity = self.identities.get(request.request_id)
+            self.reclaim.request_arrived(request.request_id, identity)
+            self._session_changed(identity.session_key)
+        except Exception as error:
+            self._reclaim_failed(error)
+
     def step_scheduled(self, output: SchedulerOutput) -> None:
         """Count the step, close its admission decisions and publish."""
         try:
+            if self.reclaim is not None and self.reclaim.step_scheduled(output):
+                self.reclaim.use(self.control.settings.admission.reclaim, self.capabilities)
+        except Exception as error:
+            self._reclaim_failed(error)
+        try:
             if self.admission is not None and self._queue is not None:
-                self.admission.end_step(self._queue)
+                self.admission.end_step(self._queue, output.num_scheduled_tokens)
         except Exception as error:
             self._admission_failed(error)
         try:
@@ -117,16 +148,25 @@ class EngineRuntime:
             self._telemetry_failed(error)
 
     def request_over(self, request: Request) -> None:
-        """Keep the session's residency, forget the request's identity."""
+        """Keep the session's residency and its blocks' owner, forget the request's identity."""
+        try:
+            if self.reclaim is not None:
+                key = self.identities.get(request.request_id).session_key
+                self.reclaim.request_over(request.request_id, key)
+        except Exception as error:
+            self._reclaim_failed(error)
         try:
             key = self.identities.get(request.request_id).session_key
             if key and self._sessions is not None:
                 self._sessions.used(key, request)
-            self.identities.drop(request.request_id)
+        except Exception as error:
+            self._telemetry_failed(error)
+        self.identities.drop(request.request_id)
+        try:
             if self.admission is not None:
                 self.admission.inspector.forget((request,))
         except Exception as error:
-            self._telemetry_failed(error)
+            self._admission_failed(error)
 
     def shutdown_requested(self) -> None:
         """Tell readers that the engine takes no new requests; it may still work through those that it has."""
@@ -151,7 +191,12 @@ class EngineRuntime:
         return {"digest": self.control.settings.digest()}
 
     def apply_profile(self, document: str) -> dict[str, str]:
-        """Put a profile in force; return its digest, ``error``, or the refusal's ``reason`` and ``detail``."""
+        """Put a profile in force.
+
+        Returns:
+            Its digest and, in ``detail``, why it wants re-validation ("" = it does not); or ``error``; or the
+            refusal's ``reason`` and ``detail``.
+        """
         try:
             profile = parse_profile(document)
             self.control.use_profile(profile)
@@ -160,7 +205,32 @@ class EngineRuntime:
         except ProfileRefusedError as error:
             return {"reason": error.reason.value, "detail": error.detail}
         self._control_changed()
-        return {"digest": profile.digest()}
+        return {"digest": profile.digest(), "detail": self.control.outdated_profile()}
+
+    def forget_hbm(self) -> dict[str, bool]:
+        """Forget the KV cached in HBM, if the engine is idle; the shadow keeps its copies. Returns ``forgotten``."""
+        if self._scheduler.has_unfinished_requests():
+            return {"forgotten": False}
+        return {"forgotten": bool(self._scheduler.kv_cache_manager.reset_prefix_cache())}
+
+    def turn_ended(self, session_id: str, uses: list[list[str]]) -> None:
+        """Note which tools, as [name, kind], a session's reply called; believed like the request's own identity."""
+        if self.reclaim is None:
+            return
+        try:
+            key = self._identity_rules.session_key(session_id)
+            self.reclaim.turn_ended(key, uses)
+            self._session_changed(key)
+            if self._board is not None and not self._scheduler.has_unfinished_requests():
+                self._board.after_update(idle=True)
+        except Exception as error:
+            self._reclaim_failed(error)
+
+    def tools_seen(self, problem: str) -> None:
+        """Note that the API process sees replies' tools, or why it does not."""
+        if self.reclaim is not None:
+            self.reclaim.tools_problem = problem
+            self.reclaim.use(self.control.settings.admission.reclaim, self.capabilities)
 
     def serve_as(self, names: list[str]) -> None:
         """Publish every name that the API process answers to; EngineCore itself knows only the first."""
@@ -169,6 +239,14 @@ class EngineRuntime:
             self._board.after_update(idle=True)
 
     # Put together ---------------------------------------------------------------------------------------
+
+    def _attempt(self, feature: Feature, build: Callable[[], _Part]) -> _Part | None:
+        """Return what ``build`` makes; an error in it closes its feature and no other."""
+        try:
+            return build()
+        except Exception as error:
+            self.capabilities.close_after_error(feature, error)
+            return None
 
     def _build_identity_rules(self, config: AdapterConfig) -> IdentityRules:
         file = config.cluster_secret
@@ -194,15 +272,29 @@ class EngineRuntime:
             return
         pool = scheduler.kv_cache_manager.block_pool
         index = ResidencyIndex(pool)
-        self.admission = StateAdmission(
+        admission = StateAdmission(
             scheduler, index, lambda request: ready_at_ms(request, self.identities), self._admission_failed
         )
-        self._sessions = SessionTable(
-            index, self.instance_id, scheduler.block_size, _SESSION_HASHES_PER_BLOCK * pool.num_gpu_blocks
-        )
-        self._queue = FrontierQueue(self.admission, scheduler.waiting)
+        sessions = SessionTable(
+            index, self.instance_id, scheduler.block_size, _SESSION_HASHES_PER_BLOCK * pool.num_gpu_blocks,
+            waits_for=self.reclaim.gaps.waits_for if self.reclaim is not None else None,
+        )  # fmt: skip
+        queue = FrontierQueue(admission, scheduler.waiting)
         index.install()
-        scheduler.waiting = self._queue
+        scheduler.waiting = queue
+        self.admission, self._queue, self._sessions = admission, queue, sessions
+
+    def _build_reclaim(self) -> Reclaim | None:
+        feature = Feature.RECLAIM
+        if self.capabilities.is_closed(feature):
+            return None
+        problem = unsupported_pool(self._scheduler)
+        if problem:
+            self.capabilities.close(feature, Reason.UNSUPPORTED_CONFIGURATION, problem)
+            return None
+        reclaim = Reclaim(self._scheduler, self._reclaim_failed)
+        reclaim.window.install()
+        return reclaim
 
     def _build_board(self, config: AdapterConfig) -> Board | None:
         if self.capabilities.is_closed(Feature.SNAPSHOT):
@@ -214,6 +306,7 @@ class EngineRuntime:
         self._gatherer = SnapshotGatherer(
             self._scheduler, self.instance_id, self.identities, self.steps, self.admission,
             self.capabilities.snapshot, self._digests, lambda: self.shutting_down,
+            reclaimed=lambda: dict(self.reclaim.window.victims) if self.reclaim is not None else {},
         )  # fmt: skip
         decisions = self.admission.log.encode if self.admission is not None else None
         owned_here = config.owns_pages(os.getpid())
@@ -234,6 +327,8 @@ class EngineRuntime:
             self.admission.use(plan)
         if self._queue is not None:
             self._queue.reconsider()
+        if self.reclaim is not None:
+            self.reclaim.use(self.control.settings.admission.reclaim, self.capabilities)
         self.steps.planner = self.control.cohort_planner(self.capabilities)
 
     def _control_changed(self) -> None:
@@ -263,6 +358,20 @@ class EngineRuntime:
         if self.admission is not None:
             self.admission.stop()
 
+    def _reclaim_failed(self, error: Exception) -> None:
+        self.capabilities.close_after_error(Feature.RECLAIM, error)
+        if self.reclaim is not None:
+            self.reclaim.stop()
+
+    def _session_changed(self, key: str) -> None:
+        if self._sessions is not None:
+            self._sessions.changed(key)
+
     def _telemetry_failed(self, error: Exception) -> None:
         self.capabilities.close_after_error(Feature.SNAPSHOT, error)
         self._board = None
+        self._stop_sessions()
+
+    def _stop_sessions(self) -> None:
+        """Keep no table that nobody reads: only its publication lets go of what has left it."""
+        self._sessions = None

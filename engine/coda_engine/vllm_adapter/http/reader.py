@@ -46,7 +46,9 @@ class PagesReader:
         content = page.read() if page is not None else None
         if content is None:
             instance_id = self.control()["instance_id"]
-            return SessionsDocument(instance_id=instance_id, version=0, complete_since=0, rows=[], removed=[])
+            return SessionsDocument(
+                instance_id=instance_id, version=0, complete_since=0, rows=[], removed=[], waiting={}
+            )
         document: SessionsDocument = json.loads(content.payload)
         return document
 

@@ -53,6 +53,16 @@ class IdentityRules:
         request.priority = _tier(identity.tier)
         table.put(request.request_id, _kept(identity), trusted=True)
 
+    def session_key(self, session_id: str) -> str:
+        """Return the key of the session that an identity value names; "" when it is not to be believed."""
+        if self.secret is None:
+            return session_key("", session_id) if session_id else ""
+        try:
+            identity = unpack(session_id, self.secret)
+        except IdentityError:
+            return ""
+        return session_key(identity.tenant, identity.session)
+
     def distrust(self, request: EngineCoreRequest, table: IdentityTable) -> None:
         """Give ``request`` a salt that no tenant has and the lowest tier; without a secret nobody has a salt."""
         if self.secret is not None:

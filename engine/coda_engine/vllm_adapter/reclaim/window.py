@@ -5,7 +5,7 @@ When an allocation needs cached blocks, the window is looked at: of its first ``
 one idle session's alone (and published, where the order asks for it) are ranked; the best are moved to the head
 and vLLM takes them from there itself. Only free blocks change places, none enters or leaves the queue.
 
-A look costs about half a microsecond a block. Its ranking serves allocations for up to half a second, each
+A look costs about a microsecond a block. Its ranking serves allocations for up to half a second, each
 victim checked again when it is taken, and the next look waits until looks have taken at most 2% of the time.
 """
 
@@ -54,22 +54,16 @@ class ReclaimPlan:
 NATIVE = ReclaimPlan()
 
 
-class _Victim:
-    __slots__ = ("block", "block_hash", "idle_since_s", "session")
-
-    def __init__(self, block: KVCacheBlock, block_hash: BlockHashWithGroupId, session: "_Ranked") -> None:
-        self.block = block
-        self.block_hash = block_hash
-        self.session = session.session
-        self.idle_since_s = session.idle_since_s
-
-
 @dataclass(frozen=True, slots=True)
 class _Ranked:
     session: str
     rank: float
     position: int
     idle_since_s: float | None
+
+
+_Candidate = tuple[Place, int, KVCacheBlock, BlockHashWithGroupId, _Ranked]
+"""A block's place and position (no two are alike, so comparing ends there), itself, its hash and its session."""
 
 
 class VictimWindow:
@@ -106,7 +100,7 @@ class VictimWindow:
         self._failed = failed
         self._clock = clock
         self._plan = NATIVE
-        self._ranked: list[_Victim] = []
+        self._ranked: list[_Candidate] = []
         self._ranked_until_s = 0.0
         self._next_look_s = 0.0
         self._allocate = pool.get_new_blocks
@@ -161,28 +155,30 @@ class VictimWindow:
                 self._look(order, published)
                 if not self._ranked:
                     return
-            victim = self._ranked.pop()
-            if self._still_good(victim, published):
-                self._pool.free_block_queue.remove(victim.block)
-                victims.append(victim.block)
+            candidate = self._ranked.pop()
+            if self._still_good(candidate, published):
+                block = candidate[2]
+                self._pool.free_block_queue.remove(block)
+                victims.append(block)
 
-    def _still_good(self, victim: _Victim, published: _Published) -> bool:
-        block = victim.block
+    def _still_good(self, candidate: _Candidate, published: _Published) -> bool:
+        _, _, block, block_hash, ranked = candidate
         return (
             block.ref_cnt == 0
             and block.prev_free_block is not None
-            and block.block_hash == victim.block_hash
-            and self._owners.owner(block) == victim.session
-            and self._gaps.idle_since_s(victim.session) == victim.idle_since_s
-            and published(victim.block_hash)
+            and block.block_hash == block_hash
+            and self._owners.owner(block) == ranked.session
+            and self._gaps.idle_since_s(ranked.session) == ranked.idle_since_s
+            and published(block_hash)
         )
 
     def _look(self, order: VictimOrder, published: _Published) -> None:
         """Rank the window anew, the first to go last in the list."""
         start_s = self._clock()
         owner_of, depth_of = self._owners.owner, self._owners.depth
+        any_other_users = bool(self._pool.cached_block_hashes_by_block or self._pool._reuse_watchers)
         ranks: dict[str, _Ranked | None] = {}
-        candidates: list[tuple[Place, int, _Victim]] = []
+        candidates: list[_Candidate] = []
         free = self._pool.free_block_queue.iter_blocks_after(None)
         for position, block in enumerate(islice(free, self._plan.window_blocks)):
             block_hash = block.block_hash
@@ -195,12 +191,12 @@ class VictimWindow:
                 ranked = ranks[session]
             else:
                 ranked = ranks[session] = self._rank(session, position, order)
-            if ranked is None or not published(block_hash) or self._has_other_users(block):
+            if ranked is None or not published(block_hash) or (any_other_users and self._has_other_users(block)):
                 continue
             place = order.place(ranked.rank, ranked.position, position, depth_of(block))
-            candidates.append((place, position, _Victim(block, block_hash, ranked)))
-        candidates.sort(key=_by_place, reverse=True)
-        self._ranked = [victim for _, _, victim in candidates]
+            candidates.append((place, position, block, block_hash, ranked))
+        candidates.sort(reverse=True)
+        self._ranked = candidates
         end_s = self._clock()
         self.looks += 1
         self.look_seconds += end_s - start_s
@@ -248,7 +244,3 @@ class VictimWindow:
 
 def _everything(_block_hash: BlockHashWithGroupId) -> bool:
     return True
-
-
-def _by_place(candidate: tuple[Place, int, _Victim]) -> tuple[Place, int]:
-    return candidate[0], candidate[1]

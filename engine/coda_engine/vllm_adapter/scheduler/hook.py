@@ -20,6 +20,10 @@ _MARK = "coda_hooked"
 class StepListener(Protocol):
     """What is told of each step; none of these may raise."""
 
+    def request_arrived(self, request: Request) -> None:
+        """A request comes to the scheduler."""
+        ...
+
     def step_scheduled(self, output: SchedulerOutput) -> None:
         """A step was scheduled and will be executed now."""
         ...
@@ -52,8 +56,14 @@ def hook_construction(scheduler_class: type[Scheduler], built: Callable[[Schedul
 
 
 def hook_steps(scheduler: Scheduler, listener: StepListener) -> None:
-    """Tell ``listener`` of the scheduler's steps and of each request's end."""
+    """Tell ``listener`` of the scheduler's steps and of each request's coming and end."""
     schedule, update, free = scheduler.schedule, scheduler.update_from_output, scheduler._free_request
+    add = scheduler.add_request
+
+    @functools.wraps(add)
+    def tell_and_add(request: Request, *args: Any, **kwargs: Any) -> Any:
+        listener.request_arrived(request)
+        return add(request, *args, **kwargs)
 
     @functools.wraps(schedule)
     def schedule_and_tell(*args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -72,6 +82,7 @@ def hook_steps(scheduler: Scheduler, listener: StepListener) -> None:
         listener.request_over(request)
         return free(request, *args, **kwargs)
 
+    scheduler.add_request = tell_and_add
     scheduler.schedule = schedule_and_tell
     scheduler.update_from_output = update_and_tell
     scheduler._free_request = tell_and_free

@@ -26,15 +26,17 @@ CAPACITIES = {
 class SessionsDocument(TypedDict):
     """The whole session table.
 
-    ``rows``: key, hbm_tokens, last_use_s, version of the last change. ``removed``: key and version of the
-    removal. ``complete_since``: the oldest version from which rows and removals tell every change.
+    ``rows``: key, hbm_tokens, shadow_tokens, last_use_s, version of the last change. ``removed``: key and version of the
+    removal. ``complete_since``: the oldest version from which rows and removals tell every change. ``waiting``:
+    of rows whose session waits for a tool, the tool and since when, Unix seconds.
     """
 
     instance_id: str
     version: int
     complete_since: int
-    rows: list[tuple[str, int, float, int]]
+    rows: list[tuple[str, int, int, float, int]]
     removed: list[tuple[str, int]]
+    waiting: dict[str, tuple[str, float]]
 
 
 class DecisionsDocument(TypedDict):

@@ -231,10 +231,9 @@ class Profile(WireModel):
 
         A profile with soft mismatches is this engine's and in force, but its held-out points want another look.
         """
-        theirs = (self.full_key, *self.revalidations)
-        if any(_soft(engine_key) == _soft(known) for known in theirs):
-            return []
         ours, measured = _soft(engine_key), _soft(self.full_key)
+        if ours in (measured, *map(_soft, self.revalidations)):
+            return []
         return [
             f"{name}: {mine!r} != {its!r}"
             for name, mine, its in zip(_SOFT_FIELDS, ours, measured, strict=True)

@@ -141,9 +141,9 @@ def _items(number: int, one: Series, last_x: float, bound: float) -> Iterator[Li
         )
         spread = (max(0.0, point.ms - point.spread_ms), point.ms + point.spread_ms)
         yield Mark(number, point.x, point.ms, spread, False, text)
-    for point in one.held_out:
+    for judge in one.held_out:
         text = (
-            f"held out, {one.name}: {amount(point.x)}: measured {point.measured_ms:.1f} ms, "
-            f"predicted {point.predicted_ms:.1f} ms"
+            f"held out, {one.name}: {amount(judge.x)}: measured {judge.measured_ms:.1f} ms, "
+            f"predicted {judge.predicted_ms:.1f} ms"
         )
-        yield Mark(number, point.x, point.measured_ms, (point.measured_ms, point.predicted_ms), True, text)
+        yield Mark(number, judge.x, judge.measured_ms, (judge.measured_ms, judge.predicted_ms), True, text)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from coda_engine.contract.measured import CurvePoint, HeldOutPoint
+from coda_engine.contract.measured import CheckedCosts, CurvePoint, HeldOutPoint
 from coda_engine.contract.profile import Profile
 from coda_engine.policy.cost import StateCostModel, cost_model
 from coda_engine.profiling.report.chart import Axis, Band, Line, Mark, amount, chart
@@ -60,14 +60,14 @@ def figures(profile: Profile) -> Iterator[Figure]:
         load = Series(
             "load", lambda x: model.load.at(x) if model.load else 0.0, profile.load.points, profile.load.held_out
         )
-        yield _figure("Load from SSD", "SSD to HBM.", [load], "bytes", profile.load.error_bound)
+        yield _figure("Load from SSD", "SSD to HBM.", [load], "bytes", profile.load)
 
 
 def _prefill(profile: Profile, model: StateCostModel) -> Figure:
     curve = profile.prefill
     series = Series("no context", model.prefill.at, curve.points, curve.held_out)
     note = "The paper's curve: time against tokens without reusable KV."
-    return _figure("Prefill", note, [series], "new tokens", curve.error_bound, log=True)
+    return _figure("Prefill", note, [series], "new tokens", curve, log=True)
 
 
 def _grid(profile: Profile, model: StateCostModel) -> Figure:
@@ -86,7 +86,7 @@ def _grid(profile: Profile, model: StateCostModel) -> Figure:
         for point in grid.held_out
     ]
     note = "The same new tokens cost more behind a longer context. Held-out points lie between the rows."
-    return _figure("Prefill by context", note, [*series, *between], "new tokens", grid.error_bound, log=True)
+    return _figure("Prefill by context", note, [*series, *between], "new tokens", grid, log=True)
 
 
 def _restore(profile: Profile, model: StateCostModel) -> Figure:
@@ -112,29 +112,43 @@ def _restore(profile: Profile, model: StateCostModel) -> Figure:
         "Time until a restored prompt's first token beyond that of the same prompt in HBM, alone and behind others of "
         "the same size."
     )
-    return _figure("Restore from the CPU shadow", note, series, "bytes of one restore", restore.error_bound)
+    return _figure("Restore from the CPU shadow", note, series, "bytes of one restore", restore)
 
 
-def _figure(title: str, note: str, series: Sequence[Series], unit: str, bound: float, *, log: bool = False) -> Figure:
+def _figure(
+    title: str, note: str, series: Sequence[Series], unit: str, costs: CheckedCosts, *, log: bool = False
+) -> Figure:
     measured = [(point.x, point.ms) for one in series for point in one.points]
     judged = [
         (point.x, ms) for one in series for point in one.held_out for ms in (point.measured_ms, point.predicted_ms)
     ]
     last_x = max(x for x, _ in (*measured, *judged)) * _BEYOND
-    costs = [one.cost_ms(last_x) for one in series if one.points]
+    ends_ms = [one.cost_ms(last_x) for one in series if one.points]
     x = Axis.around(unit, [place for place, _ in measured] + [last_x], log=log)
-    y = Axis.around("milliseconds", [ms for _, ms in (*measured, *judged)] + costs, log=log)
-    items = [item for number, one in enumerate(series) for item in _items(number, one, last_x, bound)]
+    y = Axis.around("milliseconds", [ms for _, ms in (*measured, *judged)] + ends_ms, log=log)
+    items = [
+        item
+        for number, one in enumerate(series)
+        for item in (*_drawn_curve(number, one, last_x, costs, log=log), *_marks(number, one))
+    ]
     return Figure(title, note, tuple(one.name for one in series), chart(x, y, items, f"{title}: {note}"))
 
 
-def _items(number: int, one: Series, last_x: float, bound: float) -> Iterator[Line | Band | Mark]:
-    if one.points:
-        first, end = one.points[0].x, one.points[-1].x
-        inside = [first + (end - first) * step / _SAMPLES for step in range(_SAMPLES + 1)]
-        yield Band(number, [(x, one.cost_ms(x) * (1 - bound), one.cost_ms(x) * (1 + bound)) for x in inside])
-        yield Line(number, [(x, one.cost_ms(x)) for x in inside])
-        yield Line(number, [(x, one.cost_ms(x)) for x in (end, last_x)], dashed=True)
+def _drawn_curve(number: int, one: Series, last_x: float, costs: CheckedCosts, *, log: bool) -> Iterator[Line | Band]:
+    """Yield the curve between its measured points, what a held-out point may be off there, and the extrapolation."""
+    if not one.points:
+        return
+    first, end = one.points[0].x, one.points[-1].x
+    shares = [step / _SAMPLES for step in range(_SAMPLES + 1)]
+    inside = [first * (end / first) ** share if log else first + (end - first) * share for share in shares]
+    curve = [(x, one.cost_ms(x)) for x in inside]
+    off = [(x, ms, max(ms * costs.error_bound, costs.resolution_ms)) for x, ms in curve]
+    yield Band(number, [(x, ms - wrong, ms + wrong) for x, ms, wrong in off])
+    yield Line(number, curve)
+    yield Line(number, [(x, one.cost_ms(x)) for x in (end, last_x)], dashed=True)
+
+
+def _marks(number: int, one: Series) -> Iterator[Mark]:
     for point in one.points:
         text = (
             f"{one.name}: {amount(point.x)}: {point.ms:.1f} ms, spread {point.spread_ms:.1f}, {point.repetitions} times"

@@ -25,7 +25,7 @@ USE_BYTE = 1 << 20
 _LOCK_FILE = "coda-shadow.lock"
 _NAMES_BYTE = 0
 _OPEN_WAIT_S = 10.0
-_MAKE_WAIT_S = 600.0
+_MAKE_WAIT_S = 300.0
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -97,6 +97,8 @@ def remove_unused_layouts(folder: Path, keep: str = "") -> list[str]:
     Returns:
         The digests that were removed, the longest unused first.
     """
+    if not folder.is_dir():
+        return []
     locks = _folder_locks(folder)
     removed = []
     try:

@@ -167,7 +167,7 @@ class ShadowIndex:
     def statistics(self) -> ShadowStatistics:
         """Return the figures as of the last change that this process has taken in."""
         mirror, counters = self._mirror, self._session.counters
-        ready, writing = len(mirror.slots_in(SlotState.READY)), len(mirror.slots_in(SlotState.WRITING))
+        ready, writing = mirror.count(SlotState.READY), mirror.count(SlotState.WRITING)
         return ShadowStatistics(
             capacity_pages=len(mirror.keys),
             used_pages=ready,

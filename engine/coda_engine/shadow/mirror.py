@@ -50,6 +50,10 @@ class Mirror:
         """Return all slots in ``state``."""
         return np.flatnonzero(self._state_array == state)
 
+    def count(self, state: SlotState) -> int:
+        """Return how many slots are in ``state``."""
+        return self.states.count(state)
+
     def are_in(self, slots: NDArray[np.int64], state: SlotState) -> NDArray[np.bool_]:
         """Return which of ``slots`` are in ``state``."""
         found: NDArray[np.bool_] = self._state_array[slots] == state

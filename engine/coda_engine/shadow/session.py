@@ -234,11 +234,12 @@ class IndexSession:
             self._is_changing = False
 
     def _catch_up(self) -> None:
-        if self.file.change_mark:
-            self._repair()
-            return
         target = self.file.sequence
         behind = (target - self._sequence) & MASK_64
+        goes_back = behind > MASK_64 // 2  # Damaged: there are changes that others would never hear of.
+        if self.file.change_mark or goes_back:
+            self._repair(self._sequence if goes_back else target)
+            return
         if behind == 0:
             return
         changed: dict[int | None, None] = {None: None}
@@ -252,11 +253,11 @@ class IndexSession:
             if slot is not None:
                 self._look_again(slot)
 
-    def _repair(self) -> None:
+    def _repair(self, sequence: int) -> None:
         """Make sense of the index after somebody died in the middle of a change; everybody will look at all of it."""
         self.counters.repairs += 1
         self._is_changing = True
-        self._sequence = self.file.sequence
+        self._sequence = sequence
         self._rescan()
         self.sweep()
         self._sequence = (self._sequence + self.file.ring_entries + 1) & MASK_64

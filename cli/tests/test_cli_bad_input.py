@@ -38,7 +38,11 @@ WRONG_FIELDS = [
     ("kind", "CodaClutser", "kind: needs one document of kind CodaCluster (found: CodaClutser)"),
     ("spec.model.maxContextTokens", 20_000, "spec.model.maxContextTokens: 20000 is more than the model's own 8192"),
     ("spec.engine.kvCacheSize", "50M", "spec.engine.kvCacheSize: 50M holds 1085 tokens, less than one request of 8192"),
-    ("spec.engine.kvCacheSize", "900T", "spec.engine.kvCacheSize, spec.engine.replicas: 1 engines need about"),
+    (
+        "spec.engine.kvCacheSize",
+        "900T",
+        "spec.engine.kvCacheSize, spec.engine.replicas, spec.kvShadow.size: 1 engines need about",
+    ),
     ("spec.model.source.hostPath", "/nowhere/at/all", "spec.model.source.hostPath: /nowhere/at/all does not exist"),
     ("spec.model.source.hostPath", "/proc/version", "spec.model.source.hostPath: /proc/version is a file"),
     ("spec.model.source.hostPath", "/proc", "spec.model.source.hostPath: /proc has no readable config.json"),

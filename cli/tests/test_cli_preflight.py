@@ -43,7 +43,7 @@ def test_too_little_shared_memory_is_named_with_the_way_to_enlarge_it() -> None:
 
 
 def test_each_engine_needs_memory_of_its_own() -> None:
-    four = spec_with(engine={"replicas": 4})
+    four = spec_with(engine={"replicas": 4}, kvShadow={"size": "0"})
     assert problems(four, MACHINE) == ()
     (problem,) = problems(four, replace(MACHINE, memory_bytes=8 * 10**9))
     assert problem.startswith("spec.engine.kvCacheSize, spec.engine.replicas: 4 engines need about 10.4 GB")

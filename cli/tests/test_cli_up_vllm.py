@@ -18,6 +18,7 @@ from coda_cli.errors import StackError
 from coda_cli.model.catalog import default_model_dir
 from coda_cli.profile_file import write_profile
 from coda_cli.up.cluster_file import read_cluster_file
+from coda_cli.up.layout import remove_shadow, shadow_folder
 from coda_cli.up.machine import free_ports, installed_vllm_version
 from coda_cli.up.process_table import group_members, mapped_shared_memory
 from coda_cli.up.profiles import stored_profile_file
@@ -118,6 +119,10 @@ def store_profile_of_another_machine(cache: Path) -> None:
     write_profile(profile, stored_profile_file(cache, key))
 
 
+def is_shadow(file: str) -> bool:
+    return SHARED_MEMORY / "coda-shadow-smollm2" in Path(file).parents
+
+
 def assert_nothing_is_left(record: RunRecord, made: set[str]) -> None:
     assert any(file.startswith("/dev/shm/psm_") for file in made)
     assert [file for file in sorted(made | set(record.shared_memory)) if Path(file).exists()] == []
@@ -158,7 +163,8 @@ def test_the_stack_serves_survives_kills_and_ends_within_ten_seconds_without_a_t
     assert running.lines().count("measured:") == 1
     assert EngineClient(record.engine_urls[0], token).profile() is not None
 
-    assert [file for file in made if Path(file).exists()] == []
+    assert [file for file in made if Path(file).exists() and not is_shadow(file)] == []
+    assert any(is_shadow(file) for file in made)
 
     record = running.record
     made |= {file for group in record.groups for file in mapped_shared_memory(group_members(group))}
@@ -177,6 +183,9 @@ def test_when_coda_up_is_killed_its_engine_ends_and_nothing_is_left(start: Calla
     running.process.kill()
     running.process.wait(5)
     wait_until(lambda: running.state.read() is None, 20.0, lambda: json.dumps(record.groups))
+    # The next run's engine is to find its sessions again.
+    assert shadow_folder(record.name).is_dir()
+    remove_shadow(shadow_folder(record.name))
     assert_nothing_is_left(record, made)
 
 

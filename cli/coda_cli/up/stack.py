@@ -97,9 +97,6 @@ class Stack:
                 task.cancel()
             outcomes = await asyncio.gather(serving, stopping, return_exceptions=True)
             await self._end(guardian)
-            if stop.is_set():
-                # Asked to end, not failed or killed: nobody comes back for what the CPU shadow holds.
-                await asyncio.to_thread(layout.remove_shadow, self._folders.shadow)
         failure = outcomes[0]
         if isinstance(failure, ExceptionGroup):
             raise failure.exceptions[0]
@@ -166,6 +163,8 @@ class Stack:
         processes: Sequence[SupervisedProcess] = (self._router, *self._engines)
         await asyncio.gather(*(process.end(END_GRACE_S) for process in processes))
         await asyncio.to_thread(end_run, self._run.record, 0.5)
+        # An orderly end: nobody comes back for what the CPU shadow holds. Whoever is killed does not come here.
+        await asyncio.to_thread(layout.remove_shadow, self._folders.shadow)
         self._place.state.forget()
         if guardian.stdin is not None:
             with suppress(OSError):

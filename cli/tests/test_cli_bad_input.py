@@ -41,7 +41,7 @@ WRONG_FIELDS = [
     (
         "spec.engine.kvCacheSize",
         "900T",
-        "spec.engine.kvCacheSize, spec.engine.replicas, spec.kvShadow.size: 1 engines need about",
+        "spec.engine.replicas, spec.kvShadow.size: 1 engines need about",
     ),
     ("spec.model.source.hostPath", "/nowhere/at/all", "spec.model.source.hostPath: /nowhere/at/all does not exist"),
     ("spec.model.source.hostPath", "/proc/version", "spec.model.source.hostPath: /proc/version is a file"),

@@ -6,15 +6,16 @@ from coda_engine.contract.settings import Settings
 from coda_engine.contract.snapshot import EngineSnapshot, session_key
 
 
-def test_an_empty_document_is_the_papers_configuration():
+def test_an_empty_document_is_codas_own_order_with_its_own_constants():
     settings = Settings.parse(b"{}")
-    assert (settings.admission.state.tau_ms, settings.admission.state.max_wait_ms) == (5_000, 20_000)
+    assert settings.admission.state.policy == "coda"
+    assert (settings.admission.state.tau_ms, settings.admission.state.max_wait_ms) == (None, None)
     assert settings.admission.state.frontier == 64
     assert settings.admission.execution.min_gain == 0.05
 
 
 def test_documents_that_mean_the_same_have_one_digest():
-    assert Settings.parse(b'{"admission":{"state":{"tauMs":5000}}}').digest() == Settings.parse(b"{}").digest()
+    assert Settings.parse(b'{"admission":{"state":{"frontier":64}}}').digest() == Settings.parse(b"{}").digest()
     assert Settings.parse(b'{"admission":{"state":{"tauMs":5001}}}').digest() != Settings.parse(b"{}").digest()
 
 
@@ -24,7 +25,7 @@ def test_documents_that_mean_the_same_have_one_digest():
         (b'{"admission":{"state":{"tauMs":-1}}}', r"settings\.admission\.state\.tauMs: .*greater than or equal to 1"),
         (
             b'{"admission":{"state":{"policy":"lifo"}}}',
-            r"settings\.admission\.state\.policy: .*'tiered-aging' or 'fifo'",
+            r"settings\.admission\.state\.policy: .*'coda', 'tiered-aging', .*'fifo'",
         ),
         (b'{"admission":{"state":{"tau":1}}}', r"settings\.admission\.state\.tau: unknown field"),
         (

@@ -6,6 +6,8 @@ from coda_engine.contract.reasons import AdmissionReason
 from coda_engine.contract.settings import StateAdmissionPolicyName, StateAdmissionSettings
 from coda_engine.policy.selection import state_admission_policy
 from coda_engine.policy.state_admission import Fifo, ReadyRequest, TieredAging
+from coda_engine.policy.state_admission_coda import Coda
+from coda_engine.policy.state_admission_rivals import CacheWise, ShortestPreparation
 
 POLICY = TieredAging(tau_ms=5_000.0, max_wait_ms=20_000.0)
 NOW_MS = 100_000.0
@@ -99,5 +101,13 @@ def test_impossible_constants_are_refused(tau_ms, max_wait_ms):
 
 
 def test_settings_name_the_policy_and_its_constants():
-    assert state_admission_policy(StateAdmissionSettings(tau_ms=7, max_wait_ms=11)) == TieredAging(7, 11)
+    paper = StateAdmissionSettings(policy=StateAdmissionPolicyName.TIERED_AGING)
+    assert state_admission_policy(paper) == TieredAging(5_000, 20_000)
+    assert state_admission_policy(paper.model_copy(update={"tau_ms": 7, "max_wait_ms": 11})) == TieredAging(7, 11)
     assert state_admission_policy(StateAdmissionSettings(policy=StateAdmissionPolicyName.FIFO)) == Fifo()
+    assert state_admission_policy(StateAdmissionSettings(policy=StateAdmissionPolicyName.CACHEWISE)) == CacheWise()
+    shortest = StateAdmissionSettings(policy=StateAdmissionPolicyName.SHORTEST_PREPARATION)
+    assert state_admission_policy(shortest) == ShortestPreparation()
+    assert state_admission_policy(StateAdmissionSettings()) == Coda()
+    own = StateAdmissionSettings(tau_ms=7, on_time_ms=0, reserve_for_oldest=False)
+    assert state_admission_policy(own) == Coda(TieredAging(7, 60_000), on_time_ms=0, reserve=False)

@@ -159,7 +159,7 @@ def test_under_churn_predictions_are_the_allocator_s_and_nobody_is_lost(vllm_con
 
     def inspections_equal_vllm_s_own_answers() -> None:
         for request in scheduler.waiting:
-            ready = inspector.inspect(request, inspector.capacity.usable_blocks())
+            ready = inspector.inspect(request, inspector.capacity.room())
             hit = inspector.capacity.native_hit(request)
             assert inspector.resident_tokens(request) == len(hit) * BLOCK_TOKENS
             watermark = scheduler.kv_cache_manager.watermark_blocks if scheduler.running else 0
@@ -193,7 +193,7 @@ def test_past_max_wait_no_younger_feasible_request_overtakes(vllm_config, seed):
         def peek_request(self):
             head = super().peek_request()
             nonlocal overdue_seen
-            now_ms, usable = time.time() * 1000.0, inspector.capacity.usable_blocks()
+            now_ms, usable = time.time() * 1000.0, inspector.capacity.room()
             chosen = inspector.inspect(head, usable)
             if chosen.feasible and head.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
                 for other in list(self)[:64]:

@@ -71,6 +71,10 @@ HBM_FORGET_PATH = "/coda/hbm/forget"
 """POST: the engine forgets the KV that is cached in its HBM and keeps its shadow, so that the next request of a
 prefix restores or recomputes it: ``{"forgotten": true}``, or 409 while it is not idle. For profilers and tests."""
 
+TURNS_PATH = "/coda/turns"
+"""POST a :class:`~coda_engine.contract.turns.TurnEnd`: ``{}``. For replies whose tools vLLM does not parse: agents
+that write their actions as text, gateways that parse them, load generators."""
+
 DECISIONS_PATH = "/coda/decisions"
 """GET ``?since=N``: the latest state-admission decisions (at most 256), oldest first, as
 ``{"next": N, "decisions": [{"sequence", "request_id", "reason", "wait_ms", "state_cost_ms",

@@ -21,7 +21,10 @@ MAX_SETTINGS_BYTES = 64 * 1024
 class StateAdmissionPolicyName(StrEnum):
     """Orders of the waiting queue that a live engine can run."""
 
+    CODA = "coda"
     TIERED_AGING = "tiered-aging"
+    CACHEWISE = "cachewise"
+    SHORTEST_PREPARATION = "shortest-preparation"
     FIFO = "fifo"
 
 
@@ -33,24 +36,43 @@ class ExecutionAdmissionMode(StrEnum):
 
 
 class StateAdmissionSettings(AuthoredModel):
-    """Which ready request is prepared next (paper section 4.2; defaults of its Appendix A)."""
+    """Which ready request is prepared next (paper section 4.2).
+
+    An absent constant is the policy's own: the paper's (Appendix A) for tiered-aging, calibrated ones for coda.
+    """
 
     policy: StateAdmissionPolicyName = Field(
-        default=StateAdmissionPolicyName.TIERED_AGING,
-        description="Order of the waiting queue: tiered-aging (cheapest preparation first, aged, "
-        "with a bound on bypassing) or fifo (vLLM's own).",
+        default=StateAdmissionPolicyName.CODA,
+        description="Order of the waiting queue. coda: cheapest preparation first, aged, requests that can still be "
+        "on time before the others, every wait bounded. tiered-aging: exactly the paper's rules and constants. "
+        "cachewise: fewest blocks to compute first, unbounded. shortest-preparation: cheapest first, unbounded. "
+        "fifo: vLLM's own.",
     )
-    tau_ms: int = Field(
-        default=5_000,
+    tau_ms: int | None = Field(
+        default=None,
         ge=1,
         le=3_600_000,
-        description="Age at which waiting halves a request's preparation cost, milliseconds.",
+        description="Age at which waiting halves a request's preparation cost, milliseconds. Absent: 20000 for "
+        "coda, 5000 for tiered-aging.",
     )
-    max_wait_ms: int = Field(
-        default=20_000,
+    max_wait_ms: int | None = Field(
+        default=None,
         ge=1,
         le=3_600_000,
-        description="Age from which the oldest feasible request always goes first, milliseconds.",
+        description="Age from which the oldest request (tiered-aging: the oldest that fits) always goes first, "
+        "milliseconds. Absent: 60000 for coda, 20000 for tiered-aging.",
+    )
+    on_time_ms: int | None = Field(
+        default=None,
+        ge=0,
+        le=3_600_000,
+        description="coda: target of the time to first token, milliseconds; requests that can still meet it go "
+        "before those that cannot. 0: no difference is made. Absent: 4000.",
+    )
+    reserve_for_oldest: bool = Field(
+        default=True,
+        description="coda: keep freed KV blocks for the oldest request once it has waited maxWaitMs and does not "
+        "fit. Without it the wait of a request that needs much of the KV cache has no bound.",
     )
     frontier: int = Field(
         default=FRONTIER_REQUESTS,

@@ -1,8 +1,8 @@
 """State admission: which logically ready request has its KV state prepared next (paper section 4.2)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from coda_engine.contract.reasons import AdmissionReason
 
@@ -15,8 +15,10 @@ class ReadyRequest:
         request_id: The engine's request id.
         ready_at_ms: When a user request's arrival or a tool's completion made it ready, milliseconds.
         state_cost_ms: C_state (eq. 1), milliseconds; 0 where the policy asks for no costs.
-        additional_kv_blocks: Blocks that the allocator would take for it now.
+        additional_kv_blocks: Blocks that are not in HBM yet: to be restored, loaded or computed.
         feasible: It satisfies the current HBM constraint exactly as the allocator computes it.
+        blocks_to_compute: Of the additional blocks those in no tier.
+        output_tokens: Most tokens that it will generate.
     """
 
     request_id: str
@@ -24,6 +26,8 @@ class ReadyRequest:
     state_cost_ms: float = 0.0
     additional_kv_blocks: int = 0
     feasible: bool = True
+    blocks_to_compute: int = 0
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,16 @@ class Selection:
     reason: AdmissionReason
     wait_ms: float = 0.0
     state_cost_ms: float = 0.0
+
+    @classmethod
+    def of(cls, request: ReadyRequest, now_ms: float, reason: AdmissionReason) -> "Selection":
+        """Return the decision for ``request``."""
+        return cls(request.request_id, reason, now_ms - request.ready_at_ms, request.state_cost_ms)
+
+    @property
+    def reserves(self) -> bool:
+        """Whether the request does not fit yet: as head of the queue it keeps freed blocks until it does."""
+        return self.reason is AdmissionReason.RESERVED_FOR_OLDEST
 
 
 class StateAdmissionPolicy(Protocol):
@@ -70,6 +84,25 @@ class Fifo:
         return Selection(head.request_id, AdmissionReason.READY_ORDER, now_ms - head.ready_at_ms)
 
 
+def lowest_feasible(
+    candidates: Sequence[ReadyRequest],
+    now_ms: float,
+    reason: AdmissionReason,
+    key: Callable[[ReadyRequest], Any],
+) -> Selection:
+    """Return the feasible candidate with the lowest ``key``, the first of them if several have it.
+
+    Without a feasible candidate no decision is made (section 4.2).
+    """
+    if not candidates:
+        return Selection(None, AdmissionReason.NOTHING_WAITING)
+    feasible = [request for request in candidates if request.feasible]
+    if not feasible:
+        return Selection(None, AdmissionReason.NOTHING_FEASIBLE)
+    only = len(candidates) == 1
+    return Selection.of(min(feasible, key=key), now_ms, AdmissionReason.ONLY_CANDIDATE if only else reason)
+
+
 @dataclass(frozen=True, slots=True)
 class TieredAging:
     """Tiered-Aging (eq. 2-4; ties and constants of Appendix A).
@@ -96,32 +129,25 @@ class TieredAging:
         wait_ms = max(0.0, now_ms - request.ready_at_ms)
         return request.state_cost_ms / (1.0 + wait_ms / self.tau_ms)
 
-    def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
-        """Return the oldest feasible request once it has waited max_wait_ms, else the lowest aged cost.
+    def rank(self, request: ReadyRequest, now_ms: float) -> tuple[float, ...]:
+        """Return what requests are compared by, lowest first.
 
-        Equal aged costs are resolved by raw cost, then additional KV blocks, then ready time
-        (Appendix A). Without a feasible candidate no decision is made (section 4.2).
+        Equal aged costs are resolved by raw cost, then additional KV blocks, then ready time (Appendix A).
         """
-        if not candidates:
-            return Selection(None, AdmissionReason.NOTHING_WAITING)
-        feasible = [request for request in candidates if request.feasible]
-        if not feasible:
-            return Selection(None, AdmissionReason.NOTHING_FEASIBLE)
-        oldest = min(feasible, key=lambda request: request.ready_at_ms)
-        if now_ms - oldest.ready_at_ms >= self.max_wait_ms:
-            return self._selected(oldest, now_ms, AdmissionReason.MAX_WAIT_REACHED)
-        cheapest = min(
-            feasible,
-            key=lambda request: (
-                self.aged_cost_ms(request, now_ms),
-                request.state_cost_ms,
-                request.additional_kv_blocks,
-                request.ready_at_ms,
-            ),
+        return (
+            self.aged_cost_ms(request, now_ms),
+            request.state_cost_ms,
+            request.additional_kv_blocks,
+            request.ready_at_ms,
         )
-        only = AdmissionReason.ONLY_CANDIDATE if len(candidates) == 1 else AdmissionReason.LOWEST_AGED_COST
-        return self._selected(cheapest, now_ms, only)
 
-    @staticmethod
-    def _selected(request: ReadyRequest, now_ms: float, reason: AdmissionReason) -> Selection:
-        return Selection(request.request_id, reason, now_ms - request.ready_at_ms, request.state_cost_ms)
+    def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
+        """Return the oldest feasible request once it has waited max_wait_ms, else the lowest aged cost (eq. 4)."""
+        feasible = [request for request in candidates if request.feasible]
+        if feasible:
+            oldest = min(feasible, key=lambda request: request.ready_at_ms)
+            if now_ms - oldest.ready_at_ms >= self.max_wait_ms:
+                return Selection.of(oldest, now_ms, AdmissionReason.MAX_WAIT_REACHED)
+        return lowest_feasible(
+            candidates, now_ms, AdmissionReason.LOWEST_AGED_COST, lambda request: self.rank(request, now_ms)
+        )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 
 class HeadChooser(Protocol):
@@ -27,7 +27,8 @@ class FrontierQueue(FCFSRequestQueue):
     """First come, first served, except that the chooser may promote one request to the head.
 
     The scheduler peeks, decides and pops; the choice is therefore remembered from the first peek until the
-    next pop or any other change of the queue, so that what is popped is what was peeked.
+    next pop or any other change of the queue, so that what is popped is what was peeked. A promoted request
+    that the scheduler passes over in a step goes back to where it had arrived, not to the head.
 
     Attributes:
         changes: Grows whenever requests come, leave or are put back.
@@ -37,6 +38,7 @@ class FrontierQueue(FCFSRequestQueue):
         super().__init__(waiting)
         self._chooser = chooser
         self._chosen: Request | None = None
+        self._promoted: set[Request] = set()
         self.changes = 0
 
     @property
@@ -45,8 +47,9 @@ class FrontierQueue(FCFSRequestQueue):
         return self._chosen
 
     def reconsider(self) -> None:
-        """Choose again at the next peek."""
+        """Choose again at the next peek; a step is over."""
         self._chosen = None
+        self._promoted.clear()
 
     def peek_request(self) -> Request:
         """Return the head after at most one remove-and-prepend."""
@@ -56,6 +59,7 @@ class FrontierQueue(FCFSRequestQueue):
             if promoted is not None and promoted is not head:
                 self.remove(promoted)
                 self.appendleft(promoted)
+                self._promoted.add(promoted)
                 head = promoted
             self._chosen = head
         return self._chosen
@@ -78,9 +82,13 @@ class FrontierQueue(FCFSRequestQueue):
         super().prepend_request(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Put back the requests that the scheduler skipped in this step."""
+        """Put back the requests that the scheduler passed over in this step, the last first."""
         self._changed()
-        super().prepend_requests(requests)
+        returning = list(requests)
+        promoted = [request for request in returning if request in self._promoted]
+        super().prepend_requests(request for request in returning if request not in self._promoted)
+        for request in promoted:
+            self.insert(self._place_of(request), request)
 
     def remove_request(self, request: Request) -> None:
         """Remove an aborted request."""
@@ -94,6 +102,13 @@ class FrontierQueue(FCFSRequestQueue):
         leaving = list(requests)
         super().remove_requests(leaving)
         self._chooser.removed(leaving)
+
+    def _place_of(self, request: Request) -> int:
+        """Return where a request that has waited belongs: before all that arrived later, behind preempted ones."""
+        for place, other in enumerate(self):
+            if other.status != RequestStatus.PREEMPTED and other.arrival_time > request.arrival_time:
+                return place
+        return len(self)
 
     def _changed(self) -> None:
         self._chosen = None

@@ -5,6 +5,8 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
+from coda_engine.vllm_adapter.shadow.connector import CodaShadowConnector
+
 
 def unsupported_configuration(scheduler: Scheduler) -> str:
     """Return what keeps state admission from running on this engine, and the remedy; "" = nothing."""
@@ -25,7 +27,9 @@ def unsupported_configuration(scheduler: Scheduler) -> str:
             scheduler.scheduler_reserve_full_isl
         ),
         "speculative decoding is on; remove --speculative-config": scheduler.num_spec_tokens > 0,
-        "a KV or encoder-cache connector is configured": scheduler.connector is not None
+        "a KV connector other than Coda's, or an encoder-cache connector, is configured": not _predictable_connector(
+            scheduler
+        )
         or scheduler.ec_connector is not None,
         "pipeline, data or context parallelism is on": scheduler.use_pp
         or parallel.data_parallel_size > 1
@@ -34,3 +38,15 @@ def unsupported_configuration(scheduler: Scheduler) -> str:
         "encoder-decoder models are not supported": scheduler.is_encoder_decoder,
     }
     return next((problem for problem, present in problems.items() if present), "")
+
+
+def _predictable_connector(scheduler: Scheduler) -> bool:
+    """Return whether it is known beforehand what the connector restores: block by block out of Coda's shadow."""
+    connector = scheduler.connector
+    if connector is None:
+        return True
+    if not isinstance(connector, CodaShadowConnector):
+        return False
+    config = connector.scheduler.config
+    by_blocks = all(group.tokens_per_chunk == scheduler.block_size for group in config.kv_group_configs)
+    return by_blocks and not config.supports_partial_tail

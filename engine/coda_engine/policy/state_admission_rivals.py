@@ -1,0 +1,77 @@
+"""Orders that Coda is compared with: CacheWise's, shortest preparation without aging, and one that knows the future."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coda_engine.contract.reasons import AdmissionReason
+from coda_engine.policy.state_admission import ReadyRequest, Selection, lowest_feasible
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWise:
+    """Fewest additional KV blocks first (arXiv 2606.16824): those neither in HBM nor in the shadow; no aging.
+
+    Nothing bounds how long a request with many missing blocks is passed by.
+    """
+
+    @property
+    def needs_inspection(self) -> bool:
+        """CacheWise needs each candidate's residency and feasibility."""
+        return True
+
+    def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
+        """Return the feasible request with the fewest blocks to compute; ties by arrival, then id."""
+        return lowest_feasible(
+            candidates,
+            now_ms,
+            AdmissionReason.FEWEST_BLOCKS,
+            lambda request: (request.blocks_to_compute, request.ready_at_ms, request.request_id),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShortestPreparation:
+    """Cheapest state preparation first (eq. 2 alone): Tiered-Aging without age and guard."""
+
+    @property
+    def needs_inspection(self) -> bool:
+        """It needs each candidate's cost and feasibility."""
+        return True
+
+    def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
+        """Return the feasible request with the lowest cost; ties by additional KV blocks, then ready time."""
+        return lowest_feasible(
+            candidates,
+            now_ms,
+            AdmissionReason.LOWEST_COST,
+            lambda request: (request.state_cost_ms, request.additional_kv_blocks, request.ready_at_ms),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Shortest job first with the output's length known beforehand; for benchmarks, no server can know it.
+
+    Attributes:
+        token_ms: Time of one output token, milliseconds; >= 0.
+    """
+
+    token_ms: float = 25.0
+
+    def __post_init__(self) -> None:
+        if self.token_ms < 0:
+            raise ValueError("token_ms must not be negative")
+
+    @property
+    def needs_inspection(self) -> bool:
+        """It needs each candidate's cost and feasibility."""
+        return True
+
+    def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
+        """Return the feasible request with the least preparation and generation together; ties by ready time."""
+        return lowest_feasible(
+            candidates,
+            now_ms,
+            AdmissionReason.SHORTEST_JOB,
+            lambda request: (request.state_cost_ms + self.token_ms * request.output_tokens, request.ready_at_ms),
+        )

@@ -25,6 +25,8 @@ START_LIMIT_S = 300.0
 STOP_LIMIT_S = 15.0
 
 _FLOAT32_BYTES = 4
+_FIRST_ERRORS = 25
+_LAST_LINES = 15
 _SHADOW_PREFIX = "coda-bench-shadow-"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - shared memory, not a temporary file
 
@@ -235,7 +237,10 @@ async def _wait_healthy(url: str, child: asyncio.subprocess.Process, log: Path) 
 
 
 def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+    """Return the log's first errors, which vLLM's later ones only repeat in other words, and its last lines."""
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [line for line in lines[:-_LAST_LINES] if " ERROR " in line or "] coda" in line]
+    return "\n".join([*errors[:_FIRST_ERRORS], *lines[-_LAST_LINES:]])
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:

@@ -17,7 +17,7 @@ from coda_bench.engine.features import require_features
 from coda_bench.engine.first_token import FirstToken, ask
 from coda_bench.engine.idle import IdleLoad, alternate
 from coda_bench.engine.server import EngineSetup, EngineUnderTest, kv_block_bytes, running_engine
-from coda_bench.engine.systems import system
+from coda_bench.engine.systems import System, system
 from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row, paired_ratio
 from coda_engine.contract.reasons import Feature
@@ -77,18 +77,21 @@ async def run_restore_case(bench: Workbench, size: RestoreSize) -> list[Row]:
         EngineStartError: An engine did not start.
         NotRestoredError: The shadow did not give back what it should hold.
     """
-    setup = replace(bench.setup(system("coda"), bench.cores[0], KV_BLOCKS), whole_process=False)
 
     async def measure_paths() -> dict[str, list[float]]:
-        async with running_engine(setup) as engine:
+        async with running_engine(_setup(bench, system("coda"))) as engine:
             await require_features(engine, {Feature.KV_SHADOW})
             return await _paths(engine, size.prompts)
 
     what = {"measurement": "restore", "prompts": size.prompts, "core": bench.cores[0]}
     text = f"restore: {size.prompts} prompts of {PROMPT_TOKENS} tokens"
     paths = await bench.once(what, text, size.paths_expected_s(), measure_paths)
-    blocks = [await _publication_block(bench, setup, size, order) for order in size.orders]
+    blocks = [await _publication_block(bench, size, order) for order in size.orders]
     return [*_path_rows(paths, _restored_bytes(bench)), *_publication_rows(blocks)]
+
+
+def _setup(bench: Workbench, chosen: System) -> EngineSetup:
+    return replace(bench.setup(chosen, bench.cores[0], KV_BLOCKS), whole_process=False)
 
 
 async def _paths(engine: EngineUnderTest, prompts: int) -> dict[str, list[float]]:
@@ -127,15 +130,11 @@ def _require_restored(answer: FirstToken) -> None:
         )
 
 
-async def _publication_block(
-    bench: Workbench, setup: EngineSetup, size: RestoreSize, order: tuple[str, str]
-) -> list[dict[str, float]]:
+async def _publication_block(bench: Workbench, size: RestoreSize, order: tuple[str, str]) -> list[dict[str, float]]:
     """Return decode tokens/s with the shadow off and on, in pairs, of two engines started in this order."""
 
     async def measure() -> list[dict[str, float]]:
-        one, other = (
-            replace(setup, name=name, shadow_bytes=setup.shadow_bytes if name == "on" else 0) for name in order
-        )
+        one, other = (_setup(bench, replace(system("coda"), name=name, shadow=name == "on")) for name in order)
         async with running_engine(one) as first, running_engine(other) as second:
             await require_features(first if first.system == "on" else second, {Feature.KV_SHADOW})
             return await alternate((first, second), size.decode, size.decode_repetitions)

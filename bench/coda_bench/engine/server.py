@@ -17,7 +17,6 @@ from typing import Any
 import aiohttp
 
 from coda_bench.ports import free_ports
-from coda_engine.contract.interface import ENV_SHADOW_BYTES, ENV_SHADOW_DIR
 from coda_operator.desired.processes import CPU_BLOCK_TOKENS, EnginePlace, ProcessSpec, engine_process
 from coda_operator.spec import CodaClusterSpec
 
@@ -45,8 +44,7 @@ class EngineSetup:
         core: CPU that the model's computation is bound to.
         plugins: Whether Coda's plug-ins are loaded; False = the same command line as stock vLLM.
         whole_process: Bind API server and scheduler to ``core`` too, so that a neighbour on another core has it alone.
-        shadow_bytes: Size of the CPU shadow; 0 = none.
-        shadow_folder: Where the shadow is; None = a folder of its own, removed afterwards.
+        shadow_folder: Where a CPU shadow is, if ``spec`` asks for one; None = a folder of its own, removed afterwards.
     """
 
     name: str
@@ -54,7 +52,6 @@ class EngineSetup:
     core: int
     plugins: bool = True
     whole_process: bool = False
-    shadow_bytes: int = 0
     shadow_folder: Path | None = None
 
 
@@ -86,6 +83,7 @@ def bench_spec(
     kv_cache: str,
     max_running: int,
     max_context_tokens: int = 8_192,
+    shadow_bytes: int = 0,
     admission: Mapping[str, Any] | None = None,
     placement: Mapping[str, Any] | None = None,
 ) -> CodaClusterSpec:
@@ -105,6 +103,7 @@ def bench_spec(
                 "maxContextTokens": max_context_tokens,
             },
             "engine": {"device": "cpu", "cpus": 1, "kvCacheSize": kv_cache, "maxRunning": max_running},
+            "kvShadow": {"size": str(shadow_bytes)},
             "admission": dict(admission or {}),
             "router": {"placement": dict(placement or {})},
         }
@@ -171,7 +170,7 @@ async def running_engine(setup: EngineSetup) -> AsyncIterator[EngineUnderTest]:
 @contextmanager
 def _shadow_folder(setup: EngineSetup) -> Iterator[Path | None]:
     """Give an engine with a shadow a folder in shared memory that no other one has, and remove it afterwards."""
-    if setup.shadow_bytes == 0 or setup.shadow_folder is not None:
+    if setup.spec.kv_shadow.size_bytes == 0 or setup.shadow_folder is not None:
         yield setup.shadow_folder
         return
     folder = new_shadow_folder()
@@ -204,17 +203,14 @@ def _process(setup: EngineSetup, folder: Path, shadow_folder: Path | None) -> Pr
         model_path=spec.model.source.host_path,
         settings_file=str(folder / "settings.json"),
         profile_file=str(folder / "profile.json"),
+        shadow_dir=str(shadow_folder) if shadow_folder is not None else None,
         cores=str(setup.core),
     )
     process = engine_process(spec, spec.spec_key("bench"), place)
-    env = dict(process.env)
-    if not setup.plugins:
-        # An empty value loads no plug-in at all; leaving the variable out would load every installed one.
-        env["VLLM_PLUGINS"] = ""
-    elif setup.shadow_bytes and shadow_folder is not None:
-        env[ENV_SHADOW_BYTES] = str(setup.shadow_bytes)
-        env[ENV_SHADOW_DIR] = str(shadow_folder)
-    return dataclasses.replace(process, env=env)
+    if setup.plugins:
+        return process
+    # An empty value loads no plug-in at all; leaving the variable out would load every installed one.
+    return dataclasses.replace(process, env={**process.env, "VLLM_PLUGINS": ""})
 
 
 def _environment(extra: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -86,11 +86,11 @@ class Workbench:
             kv_cache=str(kv_bytes),
             max_running=MAX_RUNNING,
             max_context_tokens=MAX_CONTEXT_TOKENS,
+            shadow_bytes=SHADOW_TIMES_HBM * kv_bytes if chosen.shadow else 0,
             admission=chosen.admission(),
             placement=placement,
         )
-        shadow_bytes = SHADOW_TIMES_HBM * kv_bytes if chosen.shadow else 0
-        return EngineSetup(chosen.name, spec, core, chosen.plugins, whole_process=True, shadow_bytes=shadow_bytes)
+        return EngineSetup(chosen.name, spec, core, chosen.plugins, whole_process=True)
 
     def engine_cores(self, count: int) -> list[int]:
         """Return a core for each of ``count`` engines that run together; they share where there are too few."""

@@ -247,6 +247,14 @@ def test_cachewise_runs_once_the_api_process_sees_tools(vllm_config):
     assert runtime.capabilities.snapshot()[Feature.RECLAIM].enabled
 
 
+def test_whoever_tells_of_a_turn_sees_tools(vllm_config):
+    runtime = attach(new_scheduler(vllm_config, 41))
+    runtime.apply_settings(reclaim_json(ReclaimPolicyName.CACHEWISE))
+    runtime.tools_seen("no tool parser is configured")
+    runtime.turn_ended("s", [["Bash", "test"]])
+    assert runtime.capabilities.snapshot()[Feature.RECLAIM].enabled
+
+
 # Nothing lost, nothing changed when off --------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import pytest
 from test_vllm_server import WAIT_S, Server, signed, start_server
 
 from coda_engine.contract import interface
+from coda_engine.contract.identity import SESSION_HEADER
 from coda_engine.contract.reasons import Feature, Reason, VictimReason
 from coda_engine.contract.settings import AdmissionSettings, ReclaimPolicyName, ReclaimSettings, Settings
 from coda_engine.contract.snapshot import SessionDelta, SessionResidency, session_key
@@ -140,6 +141,18 @@ def test_what_an_unsigned_client_calls_is_nobody_s(server):
     assert status == 200
     assert session_key("", "forged") not in {row["key"] for row in document["sessions"]}
     assert server.snapshot().capabilities[Feature.RECLAIM].enabled
+
+
+def test_somebody_outside_may_tell_of_a_turn_that_vllm_does_not_parse(server):
+    identity = signed("text-agent")
+    assert server.chat("Answer with a shell command in a code block.", identity, max_tokens=5)[0] == 200
+    turn = {"session_id": identity[SESSION_HEADER], "tools": [{"name": "bash", "command": "make -j4 && make test"}]}
+    assert server.call("POST", interface.TURNS_PATH, turn, token=None)[0] == 401
+    assert server.call("POST", interface.TURNS_PATH, turn) == (200, {})
+    assert row_when(server, "text-agent", lambda row: row.tool is not None).tool == "bash:build"
+    status, error = server.call("POST", interface.TURNS_PATH, {"session_id": "", "tools": [{}]})
+    assert status == 400
+    assert "session_id" in error["error"]["message"]
 
 
 def test_published_kv_of_waiting_sessions_makes_room(server):

@@ -1,11 +1,14 @@
 """vLLM's endpoint plug-in: ``vllm.endpoint_plugins`` calls :func:`create` in the API process."""
 
+import json
 from argparse import Namespace
 from typing import Any
 
 from fastapi import FastAPI, HTTPException
 from prometheus_client import REGISTRY
 
+from coda_engine.contract.turns import TurnEnd
+from coda_engine.policy.tool_use import ToolUse
 from coda_engine.vllm_adapter.compat import check_replies, installed_version
 from coda_engine.vllm_adapter.config import AdapterConfig, current
 from coda_engine.vllm_adapter.http.metrics import EngineMetrics
@@ -13,7 +16,7 @@ from coda_engine.vllm_adapter.http.reader import PagesReader
 from coda_engine.vllm_adapter.http.routes import build_router
 from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.plugin import APPLY_PROFILE, APPLY_SETTINGS, FORGET_HBM, SERVE_AS
-from coda_engine.vllm_adapter.tools.reports import watch_replies
+from coda_engine.vllm_adapter.tools.reports import TURN_ENDED, watch_replies
 
 
 class CodaEndpoints:
@@ -35,14 +38,23 @@ class CodaEndpoints:
     def attach_router(self, app: FastAPI) -> None:
         """Add the routes to vLLM's application."""
         app.include_router(
-            build_router(self._reader, self._token, self._apply_settings, self._apply_profile, self._forget_hbm)
+            build_router(
+                self._reader,
+                self._token,
+                self._apply_settings,
+                self._apply_profile,
+                self._forget_hbm,
+                self._end_turn,
+            )
         )
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Take the engine's client for the two endpoints that change the engine, and export metrics."""
         self._engine_client = engine_client
         await self._tell_names(args.served_model_name or [args.model])
-        await watch_replies(state, engine_client.engine_core.call_utility_async, check_replies(installed_version()))
+        if engine_client is not None:
+            call = engine_client.engine_core.call_utility_async
+            await watch_replies(state, call, check_replies(installed_version()))
         REGISTRY.register(EngineMetrics(self._reader))
 
     async def _apply_settings(self, document: str) -> dict[str, str]:
@@ -63,7 +75,11 @@ class CodaEndpoints:
         answer: dict[str, bool] = await self._call(FORGET_HBM)
         return answer["forgotten"]
 
-    async def _call(self, utility: str, *arguments: str) -> Any:
+    async def _end_turn(self, turn: TurnEnd) -> None:
+        uses = [ToolUse.of(tool.name, json.dumps({"command": tool.command})) for tool in turn.tools]
+        await self._call(TURN_ENDED, turn.session_id, [[use.name, use.kind.value] for use in uses])
+
+    async def _call(self, utility: str, *arguments: Any) -> Any:
         if self._engine_client is None:
             raise HTTPException(503, "the engine is starting")
         try:

@@ -9,8 +9,10 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from coda_engine.contract import interface
+from coda_engine.contract.errors import DocumentError
 from coda_engine.contract.profile import MAX_PROFILE_BYTES
 from coda_engine.contract.settings import MAX_SETTINGS_BYTES
+from coda_engine.contract.turns import MAX_TURN_BYTES, TurnEnd
 from coda_engine.vllm_adapter.http.reader import PagesReader
 from coda_engine.vllm_adapter.telemetry.sessions import delta
 
@@ -22,8 +24,17 @@ Forget = Callable[[], Awaitable[bool]]
 """Makes the engine forget the KV that is cached in HBM; answers whether it was idle enough to."""
 
 
+EndTurn = Callable[[TurnEnd], Awaitable[None]]
+"""Tells the engine what a session waits for."""
+
+
 def build_router(
-    reader: PagesReader, token: str | None, apply_settings: Apply, apply_profile: Apply, forget_hbm: Forget
+    reader: PagesReader,
+    token: str | None,
+    apply_settings: Apply,
+    apply_profile: Apply,
+    forget_hbm: Forget,
+    end_turn: EndTurn,
 ) -> APIRouter:
     """Return the router of the internal endpoints.
 
@@ -33,11 +44,13 @@ def build_router(
         apply_settings: Hands a settings document to the engine.
         apply_profile: Hands a profile to the engine.
         forget_hbm: Drops what is cached in HBM.
+        end_turn: Tells the engine of a turn's end.
     """
     router = APIRouter(include_in_schema=False, dependencies=[Depends(_token_check(token))])
     _add_reads(router, reader)
     _add_writes(router, apply_settings, apply_profile)
     _add_forgetting(router, forget_hbm)
+    _add_turns(router, end_turn)
     return router
 
 
@@ -104,6 +117,17 @@ def _add_forgetting(router: APIRouter, forget_hbm: Forget) -> None:
         if not await forget_hbm():
             raise HTTPException(409, "the engine has requests or transfers under way; ask again when it is idle")
         return {"forgotten": True}
+
+
+def _add_turns(router: APIRouter, end_turn: EndTurn) -> None:
+    @router.post(interface.TURNS_PATH)
+    async def turns(request: Request) -> dict[str, str]:
+        try:
+            turn = TurnEnd.from_json(await _body(request, MAX_TURN_BYTES))
+        except DocumentError as error:
+            raise HTTPException(400, str(error)) from error
+        await end_turn(turn)
+        return {}
 
 
 async def _snapshots(reader: PagesReader, request: Request, since: int) -> AsyncIterator[bytes]:

@@ -122,7 +122,17 @@ def test_a_tiny_restore_that_noise_makes_negative_counts_as_nothing() -> None:
     assert fit_restore(PLAN, samples, bytes_per_token=1_000.0).curves[0].points[0].ms == 0.0
 
 
-def test_restores_whose_noise_hides_any_growth_are_refused() -> None:
-    flat = {measured: around(5.0, 9.0) for measured in RESTORES}
+def test_restores_that_do_not_grow_are_refused() -> None:
+    flat = {measured: around(5.0, 0.5) for measured in RESTORES}
     with pytest.raises(MeasurementError, match=r"restoring 1024 tokens took 5\.0 ms, not longer than restoring 128"):
         fit_restore(PLAN, flat, bytes_per_token=1_000.0)
+
+
+def test_noise_that_would_make_the_check_say_nothing_is_refused_and_more_repetitions_help() -> None:
+    noisy = {measured: around(values[-1], 40.0) for measured, values in RESTORED.items()}
+    with pytest.raises(
+        MeasurementError, match=r"restore: times of at most 55\.2 ms are measured to no better than 128"
+    ):
+        fit_restore(PLAN, noisy, bytes_per_token=1_000.0)
+    often = {measured: values * 40 for measured, values in noisy.items()}
+    assert fit_restore(PLAN, often, bytes_per_token=1_000.0).resolution_ms == pytest.approx(20.35, abs=0.1)

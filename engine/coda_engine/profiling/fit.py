@@ -28,8 +28,11 @@ from coda_engine.profiling.plan import MeasurementPlan, Part, Spot
 Samples = Mapping[Spot, Sequence[float]]
 """What was measured for each spot, milliseconds, in order."""
 
-_RESOLVED_SPREADS = 3.0
-"""Differences below so many spreads of a median are noise."""
+_NOISE_SPREADS = 3 * 1.253 * 1.483
+"""Three standard errors of a median, in spreads (median absolute deviations) over the root of the repetitions."""
+
+_MOST_NOISE = 0.5
+"""Share of a part's largest time that its noise may be; beyond, its check would say nothing."""
 
 _QUIET = "something else uses this machine, measure again when it is quiet"
 
@@ -60,7 +63,7 @@ def fit_grid(plan: MeasurementPlan, samples: Samples, prefill: CostCurve) -> Pre
         MeasurementError: As for :func:`fit_prefill`; falls within the measurement's own noise are taken.
     """
     points = {spot: _point(spot, spot.tokens, samples) for spot in plan.of(Part.GRID)}
-    noise_ms = _resolution_ms(points.values())
+    noise_ms = _resolution_ms(Part.GRID, points.values())
     by_context: dict[int, list[Spot]] = {}
     for spot in points:
         if not spot.held_out:
@@ -94,7 +97,7 @@ def fit_restore(plan: MeasurementPlan, samples: Samples, bytes_per_token: float)
         spot: _point(spot, round(spot.tokens * bytes_per_token), samples, difference=True)
         for spot in plan.of(Part.RESTORE)
     }
-    noise_ms = _resolution_ms(points.values())
+    noise_ms = _resolution_ms(Part.RESTORE, points.values())
     by_depth: dict[int, list[Spot]] = {}
     for spot in points:
         if not spot.held_out:
@@ -164,8 +167,20 @@ def _held_out(spot: Spot, point: CurvePoint, predicted_ms: float) -> HeldOutPoin
     )
 
 
-def _resolution_ms(points: Iterable[CurvePoint]) -> float:
-    return round(_RESOLVED_SPREADS * median(point.spread_ms for point in points), 3)
+def _resolution_ms(part: Part, points: Iterable[CurvePoint]) -> float:
+    """Return the noise of a part's medians, milliseconds; more repetitions make it smaller.
+
+    Raises:
+        MeasurementError: It hides what is to be measured.
+    """
+    measured = list(points)
+    noise_ms = median(_NOISE_SPREADS * point.spread_ms / math.sqrt(point.repetitions) for point in measured)
+    largest_ms = max(point.ms for point in measured)
+    if noise_ms > _MOST_NOISE * largest_ms:
+        raise MeasurementError(
+            f"{part}: times of at most {largest_ms:.1f} ms are measured to no better than {noise_ms:.1f} ms; {_QUIET}"
+        )
+    return round(noise_ms, 3)
 
 
 def _require_longer(part: Part, larger: Spot, larger_ms: float, smaller: Spot, smaller_ms: float) -> None:

@@ -1,6 +1,7 @@
 """The files: owner and mode, damage, too little space, layouts that nobody uses any more, two makers at once."""
 
 import os
+import resource
 import stat
 import time
 
@@ -190,6 +191,21 @@ def test_too_little_space_is_an_error_now_and_leaves_nothing(shadow_folder):
     assert "rank0 needs 1,125,8" in caught.value.detail
     assert "make the memory file system larger (emptyDir sizeLimit, --shm-size)" in caught.value.detail
     assert not [name for name in names(shadow_folder) if "rank0" in name]
+
+
+def test_space_that_the_file_system_refuses_is_an_error_and_not_a_fault_later(shadow_folder):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    index = open_index(shadow_folder)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(ShadowError, match="rank0 needs 110,592 bytes") as caught:
+            open_pages(shadow_folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.reason is Reason.SHADOW_NO_SPACE
+    assert names(shadow_folder) == [f"coda-shadow-{LAYOUT.digest()}.index"]
+    open_pages(shadow_folder).close()
+    index.close()
 
 
 def test_unused_layouts_go_for_a_new_one_the_oldest_first_and_only_if_need_be(shadow_folder, monkeypatch):

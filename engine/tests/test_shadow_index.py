@@ -1,7 +1,5 @@
 """The index seen from one or two holders: a key's life, pins, poison, what listeners hear, clocks, closing."""
 
-import time
-
 import pytest
 from shadow_harness import LAYOUT, chain_keys, open_index
 
@@ -322,26 +320,35 @@ def test_a_clock_that_steps_back_does_not_end_the_look_after_the_dead(opened):
     assert index.statistics().reclaimed_from_dead == len(KEYS)
 
 
-def test_a_lock_that_stays_taken_delays_one_call_and_loses_nothing(opened):
+def test_a_lock_that_stays_taken_delays_one_call_and_loses_nothing(opened, monkeypatch):
     index, stuck = opened(lock_wait_s=0.05), opened()
     refs = publish(index, KEYS[:4])
-    started_s = time.monotonic()
+    locks, waits_s = index._session.file.locks, []
+    acquire = locks.acquire
+
+    def acquire_and_note(byte, *, exclusive, wait_s=0.0):
+        waits_s.append(wait_s)
+        return acquire(byte, exclusive=exclusive, wait_s=wait_s)
+
+    monkeypatch.setattr(locks, "acquire", acquire_and_note)
 
     def while_locked():
         assert index.reserve(KEYS[4:]) is None
         assert index.pin(KEYS[:4]) is None
         index.poison(refs[:1])
         index.touch(KEYS)
-        for _ in range(200):
+        for _ in range(20):
             index.sync()
 
     stuck._locked(while_locked)
-    assert time.monotonic() - started_s < 5  # Not 200 times the wait.
+    assert waits_s == [0.05] + [0.0] * 22
+    assert index.statistics().lock_timeouts == 23
     assert index.ready(KEYS[0])
     index.sync()
     assert not index.ready(KEYS[0])
-    assert index.statistics().lock_timeouts > 0
     assert len(index.reserve(KEYS)) == 5
+    assert index.pin(KEYS[1:4])
+    assert waits_s[23:] == [0.0, 0.05, 0.05]
 
 
 def test_too_many_engines_are_told_so(opened, shadow_folder):

@@ -101,14 +101,12 @@ def test_a_process_that_stops_with_the_index_locked_stops_nobody_else(index, pag
     refs = write_and_publish(index, pages, chain_keys(1))
     child = nursery.fork("hold_index")
     nursery.progress.wait_for("started", 1)
-    started_s = time.monotonic()
     for _ in range(100):
         index.sync()
         assert index.pin(chain_keys(1)) is None
         assert index.reserve(chain_keys(2)) is None
     index.publish([])
     index.poison(refs[:1])
-    assert time.monotonic() - started_s < 10
     child.kill()
     index.sync()
     assert index.pin(chain_keys(1)[1:])

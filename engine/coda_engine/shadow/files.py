@@ -248,12 +248,20 @@ def _remove_oldest_unused(folder: Path, keep: str, locks: ByteLocks) -> str | No
             if name.startswith(FILE_PREFIX):
                 layouts.setdefault(name.removeprefix(FILE_PREFIX).partition(".")[0], []).append(path)
         layouts.pop(keep, None)
-        for digest in sorted(layouts, key=lambda digest: max(path.lstat().st_mtime for path in layouts[digest])):
+        for digest in sorted(layouts, key=lambda digest: _last_used_s(layouts[digest])):
             if _remove_unless_used(layouts[digest], locks):
                 return digest
         return None
     finally:
         locks.release(_NAMES_BYTE)
+
+
+def _last_used_s(paths: list[Path]) -> float:
+    last_s = 0.0
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # A maker that failed has just taken it away.
+            last_s = max(last_s, path.lstat().st_mtime)
+    return last_s
 
 
 def _remove_unless_used(paths: list[Path], locks: ByteLocks) -> bool:

@@ -343,9 +343,13 @@ def test_a_lock_that_stays_taken_delays_one_call_and_loses_nothing(opened, monke
     stuck._locked(while_locked)
     assert waits_s == [0.05] + [0.0] * 22
     assert index.statistics().lock_timeouts == 23
-    assert index.ready(KEYS[0])
+    stuck.sync()
+    assert not index.ready(KEYS[0])  # Withdrawn here at once, for others as soon as it can be told.
+    assert stuck.ready(KEYS[0])
     index.sync()
-    assert not index.ready(KEYS[0])
+    stuck.sync()
+    assert not stuck.ready(KEYS[0])
+    assert index.statistics().poisoned == 1
     assert len(index.reserve(KEYS)) == 5
     assert index.pin(KEYS[1:4])
     assert waits_s[23:] == [0.0, 0.05, 0.05]

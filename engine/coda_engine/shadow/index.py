@@ -160,8 +160,12 @@ class ShadowIndex:
     def poison(self, refs: Sequence[PageRef]) -> None:
         """Withdraw pages whose bytes are wrong: not served from now on; the space returns once nobody has them pinned.
 
-        A key that was reserved or published anew since is left alone.
+        A key that was reserved or published anew since is left alone. This process does not find the key any more even
+        while the index is locked: else it would ask for the same page for ever.
         """
+        for ref in refs:
+            if self._mirror.generations[ref.slot] == ref.generation:
+                self._mirror.hide(ref.slot)
         self._soon(partial(self._poison, refs))
 
     def statistics(self) -> ShadowStatistics:

@@ -90,6 +90,13 @@ class Mirror:
         else:
             self.poisoned.add(slot)
 
+    def hide(self, slot: int) -> None:
+        """Take the key of a published page away already, before its record says so."""
+        key = self.keys[slot]
+        if self.ready.get(key) == slot:
+            del self.ready[key]
+            self.changes.append((key, False))
+
     def _forget(self, slot: int) -> None:
         state, key = self.states[slot], self.keys[slot]
         if state == _FREE:
@@ -98,8 +105,6 @@ class Mirror:
             if self.writing.get(key) == slot:
                 del self.writing[key]
         elif state == _READY:
-            if self.ready.get(key) == slot:
-                del self.ready[key]
-                self.changes.append((key, False))
+            self.hide(slot)
         else:
             self.poisoned.discard(slot)

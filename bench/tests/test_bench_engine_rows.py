@@ -133,6 +133,17 @@ def test_a_system_is_a_settings_document_that_this_version_knows(tmp_path):
         assert spec.settings().admission.state.policy.value == chosen.name
 
 
+def test_copies_from_the_shadow_are_read_from_the_engines_metrics():
+    text = """# TYPE vllm:kv_offload_load_bytes counter
+vllm:kv_offload_load_bytes_total{engine="0"} 1000.0
+vllm:kv_offload_load_bytes_total{engine="1"} 500.0
+# TYPE vllm:kv_offload_load_time counter
+vllm:kv_offload_load_time_total{engine="0"} 0.25
+"""
+    assert restore.copied_by_loads(text) == (1500.0, 0.25)
+    assert restore.copied_by_loads("") == (0.0, 0.0)
+
+
 def test_shared_memory_of_killed_benchmarks_is_given_back(tmp_path):
     ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
     for owner in (ended, os.getpid()):

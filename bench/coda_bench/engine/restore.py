@@ -11,12 +11,13 @@ from statistics import geometric_mean, median
 from typing import Any
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 from coda_bench.engine.cases import KV_BLOCKS
 from coda_bench.engine.features import require_features
 from coda_bench.engine.first_token import FirstToken, ask
 from coda_bench.engine.idle import IdleLoad, alternate
-from coda_bench.engine.server import EngineSetup, EngineUnderTest, kv_block_bytes, running_engine
+from coda_bench.engine.server import EngineSetup, EngineUnderTest, running_engine
 from coda_bench.engine.systems import System, system
 from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row, paired_ratio
@@ -25,6 +26,9 @@ from coda_engine.profiling import EngineClient
 from coda_operator.desired.processes import CPU_BLOCK_TOKENS
 
 PROMPT_TOKENS = 3_000
+_LOAD_BYTES = "vllm:kv_offload_load_bytes_total"
+_LOAD_SECONDS = "vllm:kv_offload_load_time_total"
+_METRICS_AFTER_S = 1.0
 _FORGET_TRIES = 100
 _FORGET_PAUSE_S = 0.2
 _SEED = 3_000
@@ -78,7 +82,7 @@ async def run_restore_case(bench: Workbench, size: RestoreSize) -> list[Row]:
         NotRestoredError: The shadow did not give back what it should hold.
     """
 
-    async def measure_paths() -> dict[str, list[float]]:
+    async def measure_paths() -> dict[str, Any]:
         async with running_engine(_setup(bench, system("coda"))) as engine:
             await require_features(engine, {Feature.KV_SHADOW})
             return await _paths(engine, size.prompts)
@@ -87,15 +91,15 @@ async def run_restore_case(bench: Workbench, size: RestoreSize) -> list[Row]:
     text = f"restore: {size.prompts} prompts of {PROMPT_TOKENS} tokens"
     paths = await bench.once(what, text, size.paths_expected_s(), measure_paths)
     blocks = [await _publication_block(bench, size, order) for order in size.orders]
-    return [*_path_rows(paths, _restored_bytes(bench)), *_publication_rows(blocks)]
+    return [*_path_rows(paths["times_ms"]), *_load_rows(paths, size.prompts + 1), *_publication_rows(blocks)]
 
 
 def _setup(bench: Workbench, chosen: System) -> EngineSetup:
     return replace(bench.setup(chosen, bench.cores[0], KV_BLOCKS), whole_process=False)
 
 
-async def _paths(engine: EngineUnderTest, prompts: int) -> dict[str, list[float]]:
-    """Return milliseconds to the first token by path, one of each for every prompt; a first one is not counted."""
+async def _paths(engine: EngineUnderTest, prompts: int) -> dict[str, Any]:
+    """Return the times to the first token by path, a first prompt's aside, and what all restores have copied."""
     rng = random.Random(_SEED)
     times: dict[str, list[float]] = {"recompute": [], "restore": [], "hbm-hit": []}
     async with aiohttp.ClientSession(engine.url) as client:
@@ -109,7 +113,20 @@ async def _paths(engine: EngineUnderTest, prompts: int) -> dict[str, list[float]
             if number > 0:
                 for path, answer in zip(times, (computed, restored, hit), strict=True):
                     times[path].append(answer.ms)
-    return times
+        await asyncio.sleep(_METRICS_AFTER_S)
+        async with client.get("/metrics") as reply:
+            copied = copied_by_loads(await reply.text())
+    return {"times_ms": times, "load_bytes": copied[0], "load_s": copied[1]}
+
+
+def copied_by_loads(metrics: str) -> tuple[float, float]:
+    """Return bytes and seconds of all copies from the shadow, checksums included, in vLLM's metrics; 0 without any."""
+    totals = {_LOAD_BYTES: 0.0, _LOAD_SECONDS: 0.0}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name in totals:
+                totals[sample.name] += sample.value
+    return totals[_LOAD_BYTES], totals[_LOAD_SECONDS]
 
 
 async def _forget_hbm(engine: EngineUnderTest) -> None:
@@ -150,12 +167,8 @@ async def _publication_block(bench: Workbench, size: RestoreSize, order: tuple[s
     return block
 
 
-def _restored_bytes(bench: Workbench) -> float:
-    return PROMPT_TOKENS // CPU_BLOCK_TOKENS * kv_block_bytes(bench.model_path)
-
-
-def _path_rows(paths: dict[str, list[float]], restored_bytes: float) -> list[Row]:
-    recompute, restore, hit = (paths[name] for name in ("recompute", "restore", "hbm-hit"))
+def _path_rows(times: dict[str, list[float]]) -> list[Row]:
+    recompute, restore, hit = (times[name] for name in ("recompute", "restore", "hbm-hit"))
     count = len(restore)
     faster = paired_ratio(recompute, restore)
     rows = [Row("engine", "restore", "ttft_p50", "recompute", median(recompute), "ms", reps=count)]
@@ -166,10 +179,20 @@ def _path_rows(paths: dict[str, list[float]], restored_bytes: float) -> list[Row
                 ratio.high, count)
         )  # fmt: skip
     rows.append(Row("engine", "restore", "restore_vs_recompute", "coda", faster.ratio, "times faster", reps=count))
-    rows.append(Row("engine", "restore", "restored_bytes", "coda", restored_bytes / 1e6, "MB", reps=count))
     over_hit_ms = median(restored - again for restored, again in zip(restore, hit, strict=True))
     rows.append(Row("engine", "restore", "restore_over_hit", "coda", over_hit_ms, "ms", reps=count))
     return rows
+
+
+def _load_rows(paths: dict[str, Any], restores: int) -> list[Row]:
+    """Return what one restore copied and how long the copy with its checksums took, by the engine's own account."""
+    if not paths["load_bytes"]:
+        return []
+    mb, ms = paths["load_bytes"] / restores / 1e6, paths["load_s"] / restores * 1_000
+    return [
+        Row("engine", "restore", "restored_bytes", "coda", mb, "MB", reps=restores),
+        Row("engine", "restore", "copy_with_checksum", "coda", ms, "ms", reps=restores),
+    ]
 
 
 def _publication_rows(blocks: list[list[dict[str, float]]]) -> list[Row]:

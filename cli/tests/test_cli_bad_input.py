@@ -63,7 +63,7 @@ def test_a_wrong_field_is_named_with_what_is_allowed(
 
 def test_every_wrong_field_is_named_at_once(coda: Coda, cluster_file: ClusterFile) -> None:
     file = cluster_file("spec.engine.replicas", 0)
-    file.write_text(file.read_text().replace("policy: tiered-aging", "policy: lifo").replace("v1alpha1", "v9"))
+    file.write_text(file.read_text().replace("policy: coda", "policy: lifo").replace("v1alpha1", "v9"))
     err = coda("up", "-f", file).err
     assert "spec.engine.replicas" in err
     assert "spec.admission.state.policy" in err

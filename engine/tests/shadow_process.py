@@ -99,6 +99,7 @@ def main() -> None:
         max_model_len=1_024,
         kv_cache_memory_bytes=60_000_000,
         tensor_parallel_size=int(sys.argv[2]),
+        skip_tokenizer_init=True,
     )
     print('>"ready"', flush=True)
     for line in sys.stdin:
@@ -107,7 +108,7 @@ def main() -> None:
             print(">" + json.dumps(llm.reset_prefix_cache()), flush=True)
             continue
         prompt, max_tokens = question
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
         (output,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
         print(">" + json.dumps([list(output.outputs[0].token_ids), output.num_cached_tokens]), flush=True)
 

@@ -3,9 +3,13 @@
 import os
 
 import pytest
+import torch
 from engine_harness import tokens
 from shadow_engine_harness import BLOCK_BYTES, BLOCK_TOKENS, shadow_environment, shadow_folder
 from shadow_process import EngineProcesses
+
+RANKS, LAYERS, HEAD_SIZE = 2, 2, 32
+RANK_PAGE_BYTES = 2 * LAYERS * BLOCK_TOKENS * HEAD_SIZE * 4
 
 PROMPT = tokens(1, 420)
 CACHED = 13 * BLOCK_TOKENS
@@ -32,32 +36,52 @@ def test_an_engine_after_kill_9_restores_what_its_predecessor_published(model_fo
             assert second.ask(other, 8) == (reference, 9 * BLOCK_TOKENS)
 
 
-@pytest.mark.skipif(os.cpu_count() < 2, reason="two ranks need two cores")
-def test_two_ranks_restore_together_and_fail_together(model_folder):
-    with shadow_folder() as folder, EngineProcesses.running(model_folder, shadow_environment(folder, 60), 2) as engine:
-        cold, cached = engine.ask(PROMPT, 8)
+@pytest.fixture(scope="module")
+def two_headed_model(tmp_path_factory):
+    """A tiny model whose attention can be split in two (the built-in one has three KV heads)."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=1_000, hidden_size=128, intermediate_size=256, num_hidden_layers=LAYERS, num_attention_heads=4,
+        num_key_value_heads=RANKS, head_dim=HEAD_SIZE, max_position_embeddings=2_048, initializer_range=0.5,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(1)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.skipif(os.cpu_count() < RANKS, reason="two ranks need two cores")
+def test_two_ranks_restore_together_and_fail_together(two_headed_model):
+    prompt = [token % 1_000 for token in PROMPT]
+    with (
+        shadow_folder() as folder,
+        EngineProcesses.running(two_headed_model, shadow_environment(folder, 60), RANKS) as engine,
+    ):
+        cold, cached = engine.ask(prompt, 8)
         assert cached == 0
-        from_hbm, _ = engine.ask(PROMPT, 8)
+        from_hbm, _ = engine.ask(prompt, 8)
         engine.forget_hbm()
-        assert engine.ask(PROMPT, 8) == (from_hbm, CACHED)
-        assert len(data_files(folder)) == 2
-        damage(data_files(folder)[1], BLOCK_BYTES // 2)
+        assert engine.ask(prompt, 8) == (from_hbm, CACHED)
+        # Only the second rank's pages are bad: the first one's load must fail with it.
+        damage(data_files(folder)[1])
         engine.forget_hbm()
-        answer, cached = engine.ask(PROMPT, 8)
-        assert answer == cold
+        assert engine.ask(prompt, 8)[0] == cold
         engine.forget_hbm()
-        assert engine.ask(PROMPT, 8) == (from_hbm, CACHED)
+        assert engine.ask(prompt, 8) == (from_hbm, CACHED)
 
 
 def data_files(folder):
     """The ranks' files of pages, in the order of ranks: the large ones."""
-    return sorted(file for file in folder.iterdir() if file.stat().st_size >= 60 * BLOCK_BYTES // 2)
+    files = sorted(file for file in folder.iterdir() if file.stat().st_size >= 60 * BLOCK_BYTES // RANKS)
+    assert len(files) == RANKS
+    return files
 
 
-def damage(file, page_bytes):
-    """Flip a byte in every page of one rank."""
+def damage(file):
+    """Flip bytes in every page of one rank."""
     with file.open("r+b") as pages:
-        for offset in range(page_bytes // 2, file.stat().st_size, page_bytes // 2):
+        for offset in range(RANK_PAGE_BYTES // 2, file.stat().st_size, RANK_PAGE_BYTES // 2):
             pages.seek(offset)
             byte = pages.read(1)
             pages.seek(offset)

@@ -212,6 +212,28 @@ def test_what_changes_a_blocks_bytes_or_hash_changes_the_identity(own_config, ch
     assert configured_identity(own_config) != before
 
 
+def test_other_weights_of_the_same_names_and_sizes_are_another_identity(own_config, tmp_path):
+    identities = set()
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        weights = bytearray(10_000_000)
+        weights[5_000_000:5_100_000] = bytes([number]) * 100_000
+        (folder / "model.safetensors").write_bytes(weights)
+        own_config.model_config.model = str(folder)
+        identities.add(configured_identity(own_config))
+    assert len(identities) == 3
+
+
+def test_weights_that_cannot_be_told_apart_keep_the_shadow_off(own_config, folder):
+    own_config.model_config.model = "s3://bucket/model"
+    configure(own_config, wanted(folder))
+    assert own_config.kv_transfer_config is None
+    own_config.model_config.hf_config._commit_hash = "abc"
+    configure(own_config, wanted(folder))
+    assert own_config.kv_transfer_config is not None
+
+
 def test_another_hash_seed_is_another_identity(own_config, monkeypatch):
     before = configured_identity(own_config)
     monkeypatch.setenv("PYTHONHASHSEED", "7")

@@ -105,6 +105,7 @@ class CodaShadowConnector(OffloadingConnector):
         manager, report = self.manager, connector_output.kv_connector_worker_meta
         if isinstance(report, ShadowWorkerMetadata):
             manager.take_failures(report.failures, self._rewound(report.failures.load_jobs))
+            manager.count_copies(report.transfer_stats.load, report.transfer_stats.store)
         for request_id in connector_output.finished_recving or ():
             # Also told of jobs that vLLM has forgotten since (its cache was reset while they ran).
             manager.load_over(request_id)

@@ -20,6 +20,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from coda_engine.shadow import EvictionPolicyName, ShadowLayout
 from coda_engine.vllm_adapter.keys import model_digest, vllm_distribution
+from coda_engine.vllm_adapter.shadow.weights import weights_identity
 
 PLAN_FIELD = "coda_shadow"
 """Field of vLLM's connector configuration in which the plan travels to EngineCore and workers."""
@@ -65,9 +66,11 @@ def configured_identity(config: VllmConfig) -> str:
     return _written(
         {
             "model": model_digest(config),
+            "weights": weights_identity(config),
             "revision": model.revision or "",
             "dtype": str(model.dtype),
             "quantization": model.quantization or "",
+            "load_format": str(config.load_config.load_format),
             "kv_dtype": config.cache_config.cache_dtype,
             "tensor_parallel": parallel.tensor_parallel_size,
             "attention_backend": str(config.attention_config.backend),

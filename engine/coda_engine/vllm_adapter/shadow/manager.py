@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import DirectionalTransferStats
 from vllm.v1.kv_offload.base import (
     LoadStoreSpec,
     LookupResult,
@@ -51,6 +52,8 @@ class ShadowCounters:
         vanished: Taken by another process between look-up and pinning.
         unwritten: Reserved, and given up because the copy failed.
         no_space: Not published, because nothing could be evicted.
+        restored_bytes: Copied into HBM, all ranks together; ``restore_seconds``: the time of those copies.
+        published_bytes: Copied out of HBM, all ranks together; ``publish_seconds``: the time of those copies.
     """
 
     restored: int = 0
@@ -60,6 +63,10 @@ class ShadowCounters:
     vanished: int = 0
     unwritten: int = 0
     no_space: int = 0
+    restored_bytes: int = 0
+    restore_seconds: float = 0.0
+    published_bytes: int = 0
+    publish_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -216,6 +223,13 @@ class ShadowManager(OffloadingManager):
             self._attempt(lambda index: index.poison(failures.bad_pages), None)
         # Given back when every rank is through with them: one may still be writing.
         self._unwritten.update(ref.key for ref in failures.unwritten_pages if ref.key in self._stores)
+
+    def count_copies(self, restores: DirectionalTransferStats, stores: DirectionalTransferStats) -> None:
+        """Count the copies of transfers that have ended."""
+        self.counters.restored_bytes += restores.bytes
+        self.counters.restore_seconds += restores.time
+        self.counters.published_bytes += stores.bytes
+        self.counters.publish_seconds += stores.time
 
     # Inside ---------------------------------------------------------------------------------------------
 

@@ -1,14 +1,19 @@
-"""In which engines the shadow may run: a pure look at vLLM's resolved configuration."""
+"""In which engines the shadow may run, by vLLM's resolved configuration."""
 
 import os
 
 from vllm.config import VllmConfig
+
+from coda_engine.vllm_adapter.shadow.weights import weights_identity
 
 _SHAREABLE_HASHES = ("sha256", "sha256_cbor")
 
 
 def unsupported_configuration(config: VllmConfig) -> str:
     """Return what keeps the shadow from running on this engine, and the remedy; "" = nothing.
+
+    Raises:
+        OSError: The weights' files cannot be read.
 
     Whether the KV cache has one group of full-attention layers only shows once it is laid out; the connector
     looks then.
@@ -38,6 +43,9 @@ def unsupported_configuration(config: VllmConfig) -> str:
         or model.runner_type == "pooling",
         "speculative decoding is on; remove --speculative-config": config.speculative_config is not None,
         "adapters are hashed by name, not by content; remove --enable-lora": config.lora_config is not None,
+        "weights that come neither from a folder nor from a hub's commit cannot be told from others": (
+            not weights_identity(config)
+        ),
         "the device is neither a CPU nor CUDA": device not in ("cpu", "cuda"),
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True may move the KV cache; remove it": (
             "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")

@@ -13,9 +13,10 @@ from coda_engine.contract.errors import DocumentError
 from coda_engine.contract.interface import ENV_SPEC_KEY, VLLM_DISTRIBUTIONS
 from coda_engine.contract.profile import FullKey, SpecKey
 from coda_engine.vllm_adapter.kv_facts import KvFacts, gpu_driver
+from coda_engine.vllm_adapter.log import logger
 
 _ADAPTER_FOLDER = Path(__file__).parent
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 def full_key(vllm_config: VllmConfig, spec_key_json: str, kv: KvFacts) -> FullKey:
@@ -49,11 +50,38 @@ def full_key(vllm_config: VllmConfig, spec_key_json: str, kv: KvFacts) -> FullKe
 
 
 def full_key_or_derived(vllm_config: VllmConfig, spec_key_json: str, kv: KvFacts) -> tuple[FullKey, str]:
-    """Return the full key and "", or one with a derived spec key and why the given one was not used."""
+    """Return the full key and "", or the next best one and why.
+
+    With an unreadable spec key one is derived; an engine that cannot tell its configuration gets a key that
+    no profile matches, so that everything that needs no profile goes on.
+    """
     try:
-        return full_key(vllm_config, spec_key_json, kv), ""
-    except DocumentError as error:
-        return full_key(vllm_config, "", kv), f"{ENV_SPEC_KEY}: {error}"
+        try:
+            return full_key(vllm_config, spec_key_json, kv), ""
+        except DocumentError as error:
+            return full_key(vllm_config, "", kv), f"{ENV_SPEC_KEY}: {error}"
+    except Exception as error:
+        logger.exception("coda: the engine's key cannot be told, no profile will match")
+        return _unknown_key(kv), f"the engine's key cannot be told: {type(error).__name__}: {error}"
+
+
+def _unknown_key(kv: KvFacts) -> FullKey:
+    unknown = "unknown"
+    return FullKey(
+        spec=SpecKey(
+            model=unknown, model_revision="", weights_dtype=unknown, quantization="", kv_dtype=unknown,
+            device="cpu", device_count=1, engine=unknown,
+        ),
+        model_digest=unknown,
+        hardware=unknown,
+        vllm_version=unknown,
+        adapter_digest=unknown,
+        block_size=kv.block_tokens,
+        attention_backend=unknown,
+        graph_mode=unknown,
+        max_batched_tokens=0,
+        max_context_tokens=0,
+    )  # fmt: skip
 
 
 def derived_spec_key(vllm_config: VllmConfig) -> SpecKey:
@@ -150,7 +178,7 @@ def model_digest(vllm_config: VllmConfig) -> str:
     folder = Path(str(vllm_config.model_config.model))
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
-            if path.suffix in _WEIGHT_SUFFIXES:
+            if path.suffix in WEIGHT_SUFFIXES:
                 digest.update(f"{path.name} {path.stat().st_size}".encode())
     else:
         digest.update(str(getattr(config, "_commit_hash", "")).encode())

@@ -45,12 +45,13 @@ def open_index(folder: Path, layout: ShadowLayout = LAYOUT, **options) -> Shadow
 def write_and_publish(index: ShadowIndex, pages: ShadowPages, keys) -> list | None:
     """Do what an engine does with computed pages; return the references, None without room."""
     refs = index.reserve(keys)
-    for ref in refs or ():
-        assert pages.begin_write(ref)
+    written = [ref for ref in refs or () if pages.begin_write(ref)]
+    for ref in written:
         pages.page(ref.slot)[:] = bytes_of(ref.key)
         pages.seal(ref)
     if refs:
-        index.publish(refs)
+        index.publish(written)
+        index.abandon([ref for ref in refs if ref not in written])  # Its record has been damaged.
     return refs
 
 

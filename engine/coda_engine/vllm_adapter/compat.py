@@ -56,6 +56,9 @@ TOUCHED: Mapping[Feature, tuple[str, ...]] = {
         "vllm.v1.core.kv_cache_utils:hash_block_tokens",
         "vllm.v1.core.kv_cache_utils:resolve_none_hash_seed",
         "vllm.distributed.kv_transfer.kv_connector.utils:KVOutputAggregator.aggregate",
+        "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory.get_connector_class",
+        "vllm.v1.kv_offload.factory:OffloadingSpecFactory.get_spec_cls",
+        "vllm.v1.worker.gpu.kv_connector:ActiveKVConnector",
         "vllm.v1.worker.kv_connector_model_runner_mixin:KVConnectorModelRunnerMixin._get_kv_connector_output",
         f"{_SCHEDULER}.schedule",
         f"{_SCHEDULER}.update_from_output",
@@ -108,6 +111,12 @@ TOUCHED: Mapping[Feature, tuple[str, ...]] = {
         "vllm.v1.core.kv_cache_utils:KVCacheBlock",
         "vllm.v1.core.kv_cache_utils:make_block_hash_with_group_id",
         "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.free",
+    ),
+    Feature.TRACE_ATTRIBUTES: (
+        f"{_SCHEDULER}.update_from_output",
+        "vllm.v1.engine:EngineCoreOutput",
+        "vllm.v1.engine.output_processor:OutputProcessor.do_tracing",
+        "vllm.tracing:instrument_manual",
     ),
 }
 """Feature to the vLLM functions and classes whose behaviour it relies on."""

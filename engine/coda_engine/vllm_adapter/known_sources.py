@@ -4,6 +4,9 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "vllm.config.kv_transfer:KVTransferConfig": (
         "c5d9f27cd919d2ca",
     ),
+    "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory.get_connector_class": (
+        "519640b50dbc237a",
+    ),
     "vllm.distributed.kv_transfer.kv_connector.utils:KVOutputAggregator.aggregate": (
         "0cab940a0db19dd1",
     ),
@@ -60,6 +63,9 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "vllm.parser.abstract_parser:Parser": (
         "47ca7e3b6a8a5241",
+    ),
+    "vllm.tracing:instrument_manual": (
+        "c645ac54f690c57a",
     ),
     "vllm.v1.core.block_pool:BlockHashToBlockMap": (
         "a541b8723b51ab5f",
@@ -205,6 +211,12 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core:EngineCoreProc.is_running": (
         "aa9995a3d681244a",
     ),
+    "vllm.v1.engine.output_processor:OutputProcessor.do_tracing": (
+        "9d9ca843585f2623",
+    ),
+    "vllm.v1.engine:EngineCoreOutput": (
+        "b898fd785e8ae168",
+    ),
     "vllm.v1.kv_offload.base:GPULoadStoreSpec": (
         "e81f8fa7121452f1",
     ),
@@ -223,8 +235,14 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "vllm.v1.kv_offload.base:make_offload_key": (
         "76b1172350e05479",
     ),
+    "vllm.v1.kv_offload.factory:OffloadingSpecFactory.get_spec_cls": (
+        "d2c34d869edb5dff",
+    ),
     "vllm.v1.request:Request.from_engine_core_request": (
         "34d1628579495443",
+    ),
+    "vllm.v1.worker.gpu.kv_connector:ActiveKVConnector": (
+        "61a6bdece675fe35",
     ),
     "vllm.v1.worker.kv_connector_model_runner_mixin:KVConnectorModelRunnerMixin._get_kv_connector_output": (
         "19c111e059c01687",

@@ -7,7 +7,10 @@ import pytest
 from scheduler_harness import BLOCK_TOKENS, Drive, attach, new_scheduler
 
 from coda_engine.contract.snapshot import SessionDelta
+from coda_engine.vllm_adapter.config import ENV_PAGE_FILES
 from coda_engine.vllm_adapter.identity.table import RequestIdentity
+from coda_engine.vllm_adapter.telemetry.page import PageFiles
+from coda_engine.vllm_adapter.telemetry.pages import CAPACITIES
 from coda_engine.vllm_adapter.telemetry.sessions import SessionTable, delta
 
 
@@ -19,9 +22,10 @@ def tokens(seed: int, count: int) -> list[int]:
 class Served:
     """An engine that serves sessions one request at a time."""
 
-    def __init__(self, vllm_config, blocks: int):
+    def __init__(self, vllm_config, blocks: int, folder):
         self.scheduler = new_scheduler(vllm_config, blocks)
-        self.runtime = attach(self.scheduler)
+        pages = PageFiles.create(folder, CAPACITIES)
+        self.runtime = attach(self.scheduler, {ENV_PAGE_FILES: str(pages.prefix)})
         self.drive = Drive(self.scheduler)
 
     def serve(self, session: str, prompt: list[int]) -> None:
@@ -31,15 +35,15 @@ class Served:
         self.drive.finish()
 
     def document(self):
-        return json.loads(self.runtime._sessions.gather()(1))
+        return json.loads(self.runtime.telemetry.sessions.gather()(1))
 
     def resident(self) -> dict[str, int]:
         return {row[0]: row[1] for row in self.document()["rows"]}
 
 
 @pytest.fixture
-def served(vllm_config):
-    return Served(vllm_config, 41)
+def served(vllm_config, tmp_path):
+    return Served(vllm_config, 41, tmp_path)
 
 
 def test_a_session_is_resident_with_its_full_blocks_after_its_request(served):
@@ -59,7 +63,7 @@ def test_eviction_shrinks_the_older_session_from_its_tail(served):
     resident = served.resident()
     assert resident["new"] == 960
     assert 0 < resident["old"] < 640
-    hashes = served.runtime._sessions._rows["old"].hashes
+    hashes = served.runtime.telemetry.sessions._rows["old"].hashes
     assert len(hashes) * BLOCK_TOKENS == resident["old"]
 
 
@@ -76,7 +80,7 @@ def test_resetting_the_prefix_cache_leaves_nothing(served):
     served.serve("a", tokens(1, 320))
     assert served.scheduler.reset_prefix_cache()
     served.serve("b", tokens(2, 100))
-    served.runtime._sessions._doubtful.add("a")
+    served.runtime.telemetry.sessions._doubtful.add("a")
     assert set(served.resident()) == {"b"}
 
 
@@ -119,3 +123,25 @@ def test_the_table_keeps_a_bounded_number_of_hashes(served):
         table.used(f"s{number}", request)
     assert len(table) == 2
     assert table._hashes_kept == 4
+
+
+def test_what_a_full_table_drops_is_told_to_readers_of_the_version_before(served):
+    table = SessionTable(served.runtime.admission._index, "i", BLOCK_TOKENS, max_hashes=10_000, max_sessions=1)
+    for number in range(2):
+        request = served.drive.add(f"z{number}", tokens(number, 64), max_tokens=1)
+        served.drive.finish()
+        table.used(f"s{number}", request)
+        document = json.loads(table.gather()(1))
+    change = SessionDelta.model_validate(delta(document, "i", 1))
+    assert ([row.key for row in change.sessions], change.removed) == (["s1"], ["s0"])
+
+
+def test_a_table_that_is_never_gathered_keeps_its_bounds(served):
+    table = SessionTable(served.runtime.admission._index, "i", BLOCK_TOKENS, max_hashes=10_000, max_sessions=2)
+    request = served.drive.add("w", tokens(1, 64), max_tokens=1)
+    served.drive.finish()
+    for number in range(5_000):
+        table.used(f"s{number}", request)
+        table.changed(f"s{number}")
+    assert len(table) == len(table._doubtful) == len(table._waits_changed) == 2
+    assert len(table._removed) <= 4_096

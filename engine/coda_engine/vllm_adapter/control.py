@@ -1,5 +1,6 @@
 """Settings and profile in force, and what they make of each admission feature."""
 
+import json
 from dataclasses import dataclass, field
 
 from coda_engine.contract.errors import DocumentError, ProfileRefusedError
@@ -13,6 +14,7 @@ from coda_engine.policy.state_admission import Fifo
 from coda_engine.vllm_adapter.capabilities import CapabilityVector
 from coda_engine.vllm_adapter.config import FileText
 from coda_engine.vllm_adapter.scheduler.admission import AdmissionPlan
+from coda_engine.vllm_adapter.telemetry.pages import ControlDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,14 @@ class Refusal:
 
     reason: Reason
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """What settings and profile the engine runs; ``profile`` is None without one."""
+
+    settings: str
+    profile: str | None
 
 
 @dataclass(slots=True)
@@ -80,6 +90,24 @@ class Control:
         profile.require_match(self.full_key)
         self.profile, self.profile_refusal = profile, None
 
+    def digests(self) -> Digests:
+        """Return the digests of what is in force."""
+        return Digests(self.settings.digest(), self.profile.digest() if self.profile is not None else None)
+
+    def encode(self, instance_id: str) -> bytes:
+        """Return the :class:`ControlDocument` of this engine as JSON."""
+        digests = self.digests()
+        document = ControlDocument(
+            instance_id=instance_id,
+            spec_key_digest=self.full_key.spec.digest(),
+            full_key=self.full_key.model_dump(mode="json"),
+            settings_digest=digests.settings,
+            settings=self.settings.model_dump(mode="json", by_alias=True),
+            profile_digest=digests.profile,
+            profile=self.profile.model_dump(mode="json") if self.profile is not None else None,
+        )
+        return json.dumps(document, separators=(",", ":")).encode()
+
     def admission_plan(self, capabilities: CapabilityVector) -> AdmissionPlan:
         """Return the state-admission plan and set the feature's capability to match."""
         feature, settings = Feature.STATE_ADMISSION, self.settings.admission.state
@@ -96,7 +124,10 @@ class Control:
             capabilities.set(feature, False, refusal.reason, refusal.detail)
             return AdmissionPlan()
         capabilities.set(feature, True, *self._enabled_because(settings.policy))
-        return AdmissionPlan(state_admission_policy(settings), cost_model(self.profile), settings.frontier)
+        # tiered-aging is the paper to the letter, and its prefill curve knows no context.
+        by_context = settings.policy is not StateAdmissionPolicyName.TIERED_AGING
+        cost = cost_model(self.profile, by_context=by_context)
+        return AdmissionPlan(state_admission_policy(settings), cost, settings.frontier)
 
     def _enabled_because(self, policy: StateAdmissionPolicyName) -> tuple[Reason, str]:
         """Return the reason and detail of an admission that is on: by the policy, or on costs that want a check."""

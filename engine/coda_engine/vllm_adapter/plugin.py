@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine import EngineCoreRequest, output_processor
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.request import Request
 
@@ -27,6 +27,7 @@ from coda_engine.vllm_adapter.shadow.injection import hook_configuration
 from coda_engine.vllm_adapter.telemetry.page import PageFiles, page_path
 from coda_engine.vllm_adapter.telemetry.pages import CAPACITIES, SNAPSHOT_PAGE
 from coda_engine.vllm_adapter.tools.reports import TOOLS_SEEN, TURN_ENDED
+from coda_engine.vllm_adapter.tracing.spans import hook_spans
 
 APPLY_SETTINGS = "coda_apply_settings"
 APPLY_PROFILE = "coda_apply_profile"
@@ -54,6 +55,8 @@ def install(config: AdapterConfig, gates: Mapping[Feature, Gate]) -> None:
         _hook_identity(EngineCore)
     if gates[Feature.LIVE_SETTINGS].open:
         _add_utilities(EngineCore)
+    if gates[Feature.TRACE_ATTRIBUTES].open:
+        hook_spans(output_processor)
 
 
 def _with_pages(config: AdapterConfig) -> AdapterConfig:

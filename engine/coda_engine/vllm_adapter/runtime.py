@@ -1,6 +1,5 @@
 """One engine's Coda: what the hooks share, put together when vLLM has built its scheduler."""
 
-import json
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from vllm.v1.request import Request
 from coda_engine.contract.errors import DocumentError, ProfileRefusedError
 from coda_engine.contract.reasons import Feature, Reason
 from coda_engine.contract.settings import Settings
+from coda_engine.policy.execution_admission import CompatibilityAware
 from coda_engine.vllm_adapter.capabilities import CapabilityVector
 from coda_engine.vllm_adapter.compat import Gate
 from coda_engine.vllm_adapter.config import AdapterConfig
@@ -25,21 +25,18 @@ from coda_engine.vllm_adapter.kv_facts import kv_facts
 from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.reclaim.reclaim import Reclaim, unsupported_pool
 from coda_engine.vllm_adapter.scheduler.admission import StateAdmission
+from coda_engine.vllm_adapter.scheduler.decisions import Decision
 from coda_engine.vllm_adapter.scheduler.hook import hook_steps
 from coda_engine.vllm_adapter.scheduler.queue import FrontierQueue
 from coda_engine.vllm_adapter.scheduler.residency import ResidencyIndex
-from coda_engine.vllm_adapter.scheduler.steps import StepObserver
 from coda_engine.vllm_adapter.scheduler.support import unsupported_configuration
 from coda_engine.vllm_adapter.shadow.capability import report_shadow
-from coda_engine.vllm_adapter.telemetry.board import Board
-from coda_engine.vllm_adapter.telemetry.pages import ControlDocument
-from coda_engine.vllm_adapter.telemetry.sessions import SessionTable
-from coda_engine.vllm_adapter.telemetry.snapshot import Digests, SnapshotGatherer, ready_at_ms
+from coda_engine.vllm_adapter.telemetry.observed import ObservedEngine
+from coda_engine.vllm_adapter.telemetry.snapshot import ready_at_ms
+from coda_engine.vllm_adapter.telemetry.telemetry import Telemetry
 
 RUNTIME_ATTRIBUTE = "coda_runtime"
 """Attribute of vLLM's scheduler under which the identity hook and the engine utilities find the runtime."""
-
-_SESSION_HASHES_PER_BLOCK = 4
 
 _Part = TypeVar("_Part")
 
@@ -58,8 +55,6 @@ class EngineRuntime:
                 self.capabilities.close(feature, gate.reason, gate.detail)
         self.instance_id = uuid.uuid4().hex
         self.identities = IdentityTable()
-        self.steps = StepObserver()
-        self.shutting_down = False
         self._scheduler = scheduler
         self._identity_rules = self._build_identity_rules(config)
         key, key_problem = full_key_or_derived(scheduler.vllm_config, config.spec_key, kv_facts(scheduler))
@@ -71,16 +66,20 @@ class EngineRuntime:
                 logger.warning("coda: %s", problem)
         self.admission: StateAdmission | None = None
         self._queue: FrontierQueue | None = None
-        self._sessions: SessionTable | None = None
+        self._residency: ResidencyIndex | None = None
         self.reclaim = self._attempt(Feature.RECLAIM, self._build_reclaim)
         self._attempt(Feature.STATE_ADMISSION, self._build_admission)
-        self._apply_control()
         self.capabilities.set(Feature.LIVE_SETTINGS, True, Reason.ENABLED)
         self._attempt(Feature.KV_SHADOW, lambda: report_shadow(scheduler, config.shadow, self.capabilities))
-        self._gatherer: SnapshotGatherer | None = None
-        self._board = self._attempt(Feature.SNAPSHOT, lambda: self._build_board(config))
-        if self._board is None:
-            self._stop_sessions()
+        planner = self._apply_control()
+        self.telemetry = Telemetry(
+            ObservedEngine(
+                scheduler, self.instance_id, self.identities, self.capabilities, self.control, self.admission,
+                self._residency, self.reclaim,
+            ),
+            config,
+        )  # fmt: skip
+        self.telemetry.steps.planner = planner
 
     @classmethod
     def attach(cls, scheduler: Scheduler, config: AdapterConfig, gates: Mapping[Feature, Gate]) -> "EngineRuntime":
@@ -93,7 +92,7 @@ class EngineRuntime:
             # Identity goes on: without it tenants would not be kept apart.
             runtime._admission_failed(error)
             runtime._reclaim_failed(error)
-            runtime._telemetry_failed(error)
+            runtime.telemetry.fail(error)
         return runtime
 
     # Told by the hooks ----------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ class EngineRuntime:
         try:
             identity = self.identities.get(request.request_id)
             self.reclaim.request_arrived(request.request_id, identity)
-            self._session_changed(identity.session_key)
+            self.telemetry.session_changed(identity.session_key)
         except Exception as error:
             self._reclaim_failed(error)
 
@@ -127,25 +126,17 @@ class EngineRuntime:
                 self.reclaim.use(self.control.settings.admission.reclaim, self.capabilities)
         except Exception as error:
             self._reclaim_failed(error)
+        admitted: list[Decision] = []
         try:
             if self.admission is not None and self._queue is not None:
-                self.admission.end_step(self._queue, output.num_scheduled_tokens)
+                admitted = self.admission.end_step(self._queue, output.num_scheduled_tokens)
         except Exception as error:
             self._admission_failed(error)
-        try:
-            self.steps.observe(output, self._scheduler.requests)
-            if self._board is not None:
-                self._board.after_schedule()
-        except Exception as error:
-            self._telemetry_failed(error)
+        self.telemetry.step_scheduled(output, admitted)
 
     def step_finished(self) -> None:
         """Publish what the step left."""
-        try:
-            if self._board is not None:
-                self._board.after_update(idle=not self._scheduler.has_unfinished_requests())
-        except Exception as error:
-            self._telemetry_failed(error)
+        self.telemetry.step_finished()
 
     def request_over(self, request: Request) -> None:
         """Keep the session's residency and its blocks' owner, forget the request's identity."""
@@ -155,12 +146,7 @@ class EngineRuntime:
                 self.reclaim.request_over(request.request_id, key)
         except Exception as error:
             self._reclaim_failed(error)
-        try:
-            key = self.identities.get(request.request_id).session_key
-            if key and self._sessions is not None:
-                self._sessions.used(key, request)
-        except Exception as error:
-            self._telemetry_failed(error)
+        self.telemetry.request_over(request)
         self.identities.drop(request.request_id)
         try:
             if self.admission is not None:
@@ -170,14 +156,7 @@ class EngineRuntime:
 
     def shutdown_requested(self) -> None:
         """Tell readers that the engine takes no new requests; it may still work through those that it has."""
-        if self.shutting_down:
-            return
-        self.shutting_down = True
-        try:
-            if self._board is not None:
-                self._board.after_update(idle=True)
-        except Exception as error:
-            self._telemetry_failed(error)
+        self.telemetry.shutdown_requested()
 
     # Called as engine utilities -------------------------------------------------------------------------
 
@@ -220,9 +199,12 @@ class EngineRuntime:
         try:
             key = self._identity_rules.session_key(session_id)
             self.reclaim.turn_ended(key, uses)
-            self._session_changed(key)
-            if self._board is not None and not self._scheduler.has_unfinished_requests():
-                self._board.after_update(idle=True)
+            if self.reclaim.tools_problem != "":
+                # Whoever tells of turns sees tools, be it this engine's API process or somebody outside.
+                self.tools_seen("")
+            self.telemetry.session_changed(key)
+            if not self._scheduler.has_unfinished_requests():
+                self.telemetry.publish(idle=True)
         except Exception as error:
             self._reclaim_failed(error)
 
@@ -234,9 +216,7 @@ class EngineRuntime:
 
     def serve_as(self, names: list[str]) -> None:
         """Publish every name that the API process answers to; EngineCore itself knows only the first."""
-        if self._gatherer is not None and self._board is not None:
-            self._gatherer.served_models = names
-            self._board.after_update(idle=True)
+        self.telemetry.serve_as(names)
 
     # Put together ---------------------------------------------------------------------------------------
 
@@ -275,14 +255,10 @@ class EngineRuntime:
         admission = StateAdmission(
             scheduler, index, lambda request: ready_at_ms(request, self.identities), self._admission_failed
         )
-        sessions = SessionTable(
-            index, self.instance_id, scheduler.block_size, _SESSION_HASHES_PER_BLOCK * pool.num_gpu_blocks,
-            waits_for=self.reclaim.gaps.waits_for if self.reclaim is not None else None,
-        )  # fmt: skip
         queue = FrontierQueue(admission, scheduler.waiting)
         index.install()
         scheduler.waiting = queue
-        self.admission, self._queue, self._sessions = admission, queue, sessions
+        self.admission, self._queue, self._residency = admission, queue, index
 
     def _build_reclaim(self) -> Reclaim | None:
         feature = Feature.RECLAIM
@@ -296,32 +272,10 @@ class EngineRuntime:
         reclaim.window.install()
         return reclaim
 
-    def _build_board(self, config: AdapterConfig) -> Board | None:
-        if self.capabilities.is_closed(Feature.SNAPSHOT):
-            return None
-        if config.page_files is None:
-            detail = f"no shared-memory pages in {config.page_dir}"
-            self.capabilities.close(Feature.SNAPSHOT, Reason.UNSUPPORTED_CONFIGURATION, detail)
-            return None
-        self._gatherer = SnapshotGatherer(
-            self._scheduler, self.instance_id, self.identities, self.steps, self.admission,
-            self.capabilities.snapshot, self._digests, lambda: self.shutting_down,
-            reclaimed=lambda: dict(self.reclaim.window.victims) if self.reclaim is not None else {},
-        )  # fmt: skip
-        decisions = self.admission.log.encode if self.admission is not None else None
-        owned_here = config.owns_pages(os.getpid())
-        try:
-            board = Board(config.page_files, self._gatherer, self._sessions, decisions, owned_here=owned_here)
-        except (OSError, ValueError) as error:
-            self.capabilities.close(Feature.SNAPSHOT, Reason.UNSUPPORTED_CONFIGURATION, f"{config.page_files}: {error}")
-            return None
-        self.capabilities.set(Feature.SNAPSHOT, True, Reason.ENABLED)
-        board.open(self._control_document())
-        return board
-
     # Kept consistent ------------------------------------------------------------------------------------
 
-    def _apply_control(self) -> None:
+    def _apply_control(self) -> CompatibilityAware | None:
+        """Put settings and profile in force; return the planner of pure-decode steps."""
         plan = self.control.admission_plan(self.capabilities)
         if self.admission is not None:
             self.admission.use(plan)
@@ -329,29 +283,11 @@ class EngineRuntime:
             self._queue.reconsider()
         if self.reclaim is not None:
             self.reclaim.use(self.control.settings.admission.reclaim, self.capabilities)
-        self.steps.planner = self.control.cohort_planner(self.capabilities)
+        return self.control.cohort_planner(self.capabilities)
 
     def _control_changed(self) -> None:
-        self._apply_control()
-        if self._board is not None:
-            self._board.publish_control(self._control_document())
-
-    def _digests(self) -> Digests:
-        profile = self.control.profile
-        return Digests(self.control.settings.digest(), profile.digest() if profile is not None else None)
-
-    def _control_document(self) -> bytes:
-        control, digests = self.control, self._digests()
-        document = ControlDocument(
-            instance_id=self.instance_id,
-            spec_key_digest=control.full_key.spec.digest(),
-            full_key=control.full_key.model_dump(mode="json"),
-            settings_digest=digests.settings,
-            settings=control.settings.model_dump(mode="json", by_alias=True),
-            profile_digest=digests.profile,
-            profile=control.profile.model_dump(mode="json") if control.profile is not None else None,
-        )
-        return json.dumps(document, separators=(",", ":")).encode()
+        self.telemetry.steps.planner = self._apply_control()
+        self.telemetry.control_changed()
 
     def _admission_failed(self, error: Exception) -> None:
         self.capabilities.close_after_error(Feature.STATE_ADMISSION, error)
@@ -362,16 +298,3 @@ class EngineRuntime:
         self.capabilities.close_after_error(Feature.RECLAIM, error)
         if self.reclaim is not None:
             self.reclaim.stop()
-
-    def _session_changed(self, key: str) -> None:
-        if self._sessions is not None:
-            self._sessions.changed(key)
-
-    def _telemetry_failed(self, error: Exception) -> None:
-        self.capabilities.close_after_error(Feature.SNAPSHOT, error)
-        self._board = None
-        self._stop_sessions()
-
-    def _stop_sessions(self) -> None:
-        """Keep no table that nobody reads: only its publication lets go of what has left it."""
-        self._sessions = None

@@ -1,6 +1,7 @@
-"""``coda_engine_*`` metrics, made at scrape time from the engine's pages."""
+"""``coda_engine_*`` metrics, made at scrape time from the engine's pages; declared in ``telemetry.catalogue``."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from fastapi import HTTPException
@@ -9,8 +10,11 @@ from prometheus_client.registry import Collector
 
 from coda_engine.contract.snapshot import EngineSnapshot
 from coda_engine.vllm_adapter.http.reader import PagesReader
-from coda_engine.vllm_adapter.scheduler.decisions import SELECTION_BUCKETS_S
-from coda_engine.vllm_adapter.telemetry.pages import DecisionsDocument
+from coda_engine.vllm_adapter.telemetry.catalogue import CATALOGUE, PREFIX, MetricDeclaration, MetricKind, tier_label
+from coda_engine.vllm_adapter.telemetry.histogram import HistogramState
+
+Samples = Mapping[tuple[str, ...], float | HistogramState]
+"""Values by label values."""
 
 
 class EngineMetrics(Collector):
@@ -24,55 +28,86 @@ class EngineMetrics(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the latest snapshot and decisions; nothing before the first."""
+        """Yield the metrics of the latest snapshot and measures; nothing while the engine publishes nothing."""
         try:
             snapshot = EngineSnapshot.from_json(self._reader.snapshot().payload)
-            decisions = self._reader.decisions()
+            measures = self._reader.measures()
         except HTTPException:
             return
-        yield from _snapshot_metrics(snapshot)
-        yield _selection_seconds(decisions)
+        samples = snapshot_samples(snapshot)
+        for group in (measures["values"], measures["histograms"]):
+            for name, values in group.items():
+                samples[name] = {(label,) if label else (): value for label, value in values.items()}
+        for declaration in CATALOGUE:
+            found = samples.get(declaration.name.removeprefix(PREFIX))
+            if found is not None:
+                yield family(declaration, found)
 
 
-def _snapshot_metrics(snapshot: EngineSnapshot) -> Iterator[Metric]:
-    steps = snapshot.steps
-    yield _by_reason("coda_engine_admissions", "State-admission decisions by reason.", steps.admissions)
-    yield _by_reason("coda_engine_cohort_plans", "Execution-admission plans by reason.", steps.cohort_plans)
-    kinds = {"pure_decode": steps.pure_decode, "mixed": steps.mixed, "prefill": steps.prefill}
-    yield _by_label("coda_engine_steps", "Scheduled steps by kind.", "kind", kinds)
-    counters = {
-        "coda_engine_reordered": ("Requests admitted before the native head.", steps.reordered),
-        "coda_engine_refused_after_feasible": (
-            "Requests found feasible that the allocator refused.", steps.refused_after_feasible,
-        ),
-        "coda_engine_untrusted_identities": (
-            "Requests without an identity value signed by this cluster.", steps.untrusted_identities,
-        ),
-    }  # fmt: skip
-    for name, (text, value) in counters.items():
-        yield CounterMetricFamily(name, text, value=value)
-    capability = GaugeMetricFamily("coda_engine_capability", "1 when a feature runs.", labels=("feature", "reason"))
-    for feature, state in snapshot.capabilities.items():
-        capability.add_metric((feature.value, state.reason.value), float(state.enabled))
-    yield capability
-    wait_s = snapshot.oldest_ready_wait_ms / 1000.0
-    yield GaugeMetricFamily("coda_engine_oldest_ready_wait_seconds", "Longest wait since readiness.", value=wait_s)
+def snapshot_samples(snapshot: EngineSnapshot) -> dict[str, Samples]:
+    """Return what the snapshot tells, by the names of the catalogue without their prefix."""
+    steps, reservation = snapshot.steps, snapshot.reservation
+    by_label: dict[str, Mapping[str, float]] = {
+        "admissions": steps.admissions,
+        "admissions_by_path": steps.admissions_by_path,
+        "admitted_tokens": steps.admitted_tokens,
+        "cohort_plans": steps.cohort_plans,
+        "reclaimed_blocks": steps.reclaimed,
+        "shadow_pages": steps.shadow_pages,
+        "steps": {"pure_decode": steps.pure_decode, "mixed": steps.mixed, "prefill": steps.prefill},
+        "waiting_requests": _by_tier(snapshot.waiting_by_tier),
+        "running_requests": _by_tier(snapshot.running_by_tier),
+        "head_demand_blocks": _by_tier(snapshot.head_demand_blocks_by_tier),
+        "settings_info": {snapshot.settings_digest: 1},
+        "profile_info": {snapshot.profile_digest: 1} if snapshot.profile_digest else {},
+    }
+    plain = {
+        "start_time_seconds": snapshot.started_at_s,
+        "draining": snapshot.draining,
+        "pending_prefill_tokens": snapshot.pending_prefill_tokens,
+        "oldest_ready_wait_seconds": snapshot.oldest_ready_wait_ms / 1000.0,
+        "kv_blocks": snapshot.kv_blocks_total,
+        "kv_free_blocks": snapshot.kv_blocks_free,
+        "untrusted_identities": steps.untrusted_identities,
+        "reordered": steps.reordered,
+        "refused_after_feasible": steps.refused_after_feasible,
+        "reserved_blocks": reservation.kv_blocks if reservation is not None else 0,
+        "reservation_wait_seconds": reservation.wait_ms / 1000.0 if reservation is not None else 0.0,
+        "shadow_used_bytes": snapshot.shadow_bytes_used,
+        "shadow_capacity_bytes": snapshot.shadow_bytes_capacity,
+        "shadow_outstanding_restore_bytes": snapshot.outstanding_restore_bytes,
+        "shadow_failed_restores": steps.failed_restores,
+    }
+    samples: dict[str, Samples] = {name: {(): float(value)} for name, value in plain.items()}
+    for name, values in by_label.items():
+        samples[name] = {(label,): float(value) for label, value in values.items()}
+    samples["capability"] = {
+        (feature.value, state.reason.value): float(state.enabled) for feature, state in snapshot.capabilities.items()
+    }
+    return samples
 
 
-def _by_reason(name: str, text: str, counts: dict[str, int]) -> Metric:
-    return _by_label(name, text, "reason", counts)
+def _by_tier(values: Mapping[int, int]) -> dict[str, float]:
+    """Return the values by label; those that share one are added up."""
+    by_label: Counter[str] = Counter()
+    for tier, value in values.items():
+        by_label[tier_label(tier)] += value
+    return dict(by_label)
 
 
-def _by_label(name: str, text: str, label: str, counts: dict[str, int]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=(label,))
-    for value, count in counts.items():
-        family.add_metric((value,), count)
-    return family
-
-
-def _selection_seconds(decisions: DecisionsDocument) -> Metric:
-    family = HistogramMetricFamily("coda_engine_selection_seconds", "Time of one selection.", labels=())
-    cumulative = list(accumulate(decisions["selection_buckets"])) or [0] * (len(SELECTION_BUCKETS_S) + 1)
-    bounds = [*(str(bound) for bound in SELECTION_BUCKETS_S), "+Inf"]
-    family.add_metric((), list(zip(bounds, cumulative, strict=True)), sum_value=decisions["selection_seconds"])
-    return family
+def family(declaration: MetricDeclaration, samples: Samples) -> Metric:
+    """Return the metric with its samples."""
+    names = tuple(label.name for label in declaration.labels)
+    if declaration.kind is MetricKind.HISTOGRAM:
+        histogram = HistogramMetricFamily(declaration.name, declaration.text, labels=names)
+        bounds = [*(str(bound) for bound in declaration.bounds), "+Inf"]
+        for labels, state in samples.items():
+            assert not isinstance(state, int | float)  # noqa: S101 - the catalogue says histogram
+            cumulative = list(accumulate(state["counts"]))
+            histogram.add_metric(labels, list(zip(bounds, cumulative, strict=True)), sum_value=state["total"])
+        return histogram
+    kinds = {MetricKind.COUNTER: CounterMetricFamily, MetricKind.GAUGE: GaugeMetricFamily}
+    metric = kinds[declaration.kind](declaration.name, declaration.text, labels=names)
+    for labels, value in samples.items():
+        metric.add_metric(labels, value)
+    return metric

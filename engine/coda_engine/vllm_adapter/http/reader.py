@@ -10,16 +10,18 @@ from coda_engine.vllm_adapter.telemetry.page import PageContent, PageReader, pag
 from coda_engine.vllm_adapter.telemetry.pages import (
     CONTROL_PAGE,
     DECISIONS_PAGE,
+    MEASURES_PAGE,
     SESSIONS_PAGE,
     SNAPSHOT_PAGE,
     ControlDocument,
     DecisionsDocument,
+    MeasuresDocument,
     SessionsDocument,
 )
 
 
 class PagesReader:
-    """Typed access to the four pages; each method answers 503 while the engine has published nothing.
+    """Typed access to the pages; each method answers 503 while the engine has published nothing.
 
     Args:
         prefix: Path prefix of the pages; None when there are none, which every method then says.
@@ -30,7 +32,7 @@ class PagesReader:
         if prefix is None:
             return
         try:
-            for name in (SNAPSHOT_PAGE, SESSIONS_PAGE, DECISIONS_PAGE, CONTROL_PAGE):
+            for name in (SNAPSHOT_PAGE, SESSIONS_PAGE, DECISIONS_PAGE, CONTROL_PAGE, MEASURES_PAGE):
                 self._pages[name] = PageReader(page_path(prefix, name))
         except (OSError, ValueError) as error:
             logger.warning("coda: the engine's pages cannot be read: %s", error)
@@ -57,8 +59,13 @@ class PagesReader:
         page = self._pages.get(DECISIONS_PAGE)
         content = page.read() if page is not None else None
         if content is None:
-            return DecisionsDocument(next=0, decisions=[], selection_buckets=[], selection_seconds=0.0)
+            return DecisionsDocument(next=0, decisions=[])
         document: DecisionsDocument = json.loads(content.payload)
+        return document
+
+    def measures(self) -> MeasuresDocument:
+        """Return the latest measures."""
+        document: MeasuresDocument = json.loads(self._read(MEASURES_PAGE).payload)
         return document
 
     def control(self) -> ControlDocument:
@@ -69,8 +76,8 @@ class PagesReader:
     def _read(self, name: str) -> PageContent:
         page = self._pages.get(name)
         content = page.read() if page is not None else None
-        if content is None:
+        if content is None or not content.payload:
             raise HTTPException(
-                503, "the engine has published nothing; its log says why Coda is off, or it is starting"
+                503, "the engine publishes nothing; its log says why Coda's telemetry is off, or it is starting"
             )
         return content

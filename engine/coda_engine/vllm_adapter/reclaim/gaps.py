@@ -4,7 +4,7 @@ A gap opens when a session's last request leaves the engine and closes when its 
 process tells what the reply called, shortly before or after the gap opens (:mod:`..tools`).
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -126,6 +126,12 @@ class SessionGaps:
         if record is None or record.live > 0 or not record.tools:
             return None
         return record.tools[0].label, max(0.0, self._clock() - record.ended_at_s)
+
+    def open_by_kind(self) -> dict[str, float]:
+        """Return how many sessions wait for a tool now, by the kind of the first that they wait for."""
+        return Counter(
+            record.tools[0].kind.value for record in self._sessions.values() if record.tools and record.live == 0
+        )
 
     def _record(self, session: str) -> _Session:
         record = self._sessions.get(session)

@@ -52,6 +52,11 @@ class Reclaim:
         self.tools_problem: str | None = None
         self._has_shadow = self.published() is not None
 
+    @property
+    def learnt_tools(self) -> int:
+        """Tools whose gaps were learnt online."""
+        return len(self._learnt)
+
     def stop(self) -> None:
         """Leave everything in native order from now on."""
         self.window.use(NATIVE)

@@ -10,6 +10,7 @@ from coda_engine.vllm_adapter.telemetry.page import PageWriter, page_path, remov
 from coda_engine.vllm_adapter.telemetry.pages import (
     CONTROL_PAGE,
     DECISIONS_PAGE,
+    MEASURES_PAGE,
     SESSIONS_PAGE,
     SNAPSHOT_PAGE,
 )
@@ -19,6 +20,7 @@ Encoder = Callable[[int], bytes]
 
 DECISIONS_INTERVAL_S = 0.25
 SESSIONS_INTERVAL_S = 1.0
+MEASURES_INTERVAL_S = 1.0
 
 
 class SnapshotSource(Protocol):
@@ -30,6 +32,14 @@ class SnapshotSource(Protocol):
 
     def gather(self) -> Encoder:
         """Return the encoder of the state as it is now."""
+        ...
+
+
+class MeasuresSource(Protocol):
+    """What the measures page shows."""
+
+    def gather(self) -> Encoder:
+        """Return the encoder of the measures as they are now."""
         ...
 
 
@@ -53,7 +63,9 @@ class Board:
         prefix: Path prefix of the pages, made by the engine's first process.
         snapshot: Source of the snapshot page.
         sessions: Source of the sessions page; None when residency cannot be known.
+        measures: Source of the measures page.
         decisions: Encodes the decisions page; None without state admission.
+        failed: Told of an error in an encoder, on the thread that publishes.
         owned_here: This process made the pages; otherwise the death of the one that did removes them.
     """
 
@@ -62,20 +74,29 @@ class Board:
         prefix: Path,
         snapshot: SnapshotSource,
         sessions: SessionSource | None,
+        measures: MeasuresSource,
         decisions: Callable[[], bytes] | None,
+        failed: Callable[[Exception], None],
         *,
         owned_here: bool,
     ) -> None:
         self._source = snapshot
         self._session_source = sessions
+        self._measures_source = measures
         self._encode_decisions = decisions
         self._population: tuple[int, int] | None = None
-        self._snapshot = Publisher(PageWriter(page_path(prefix, SNAPSHOT_PAGE)), SNAPSHOT_INTERVAL_S)
-        self._sessions = Publisher(PageWriter(page_path(prefix, SESSIONS_PAGE)), SESSIONS_INTERVAL_S)
-        self._decisions = Publisher(PageWriter(page_path(prefix, DECISIONS_PAGE)), DECISIONS_INTERVAL_S)
-        self._control = Publisher(PageWriter(page_path(prefix, CONTROL_PAGE)), 0.0)
+
+        def publisher(page: str, interval_s: float) -> Publisher:
+            return Publisher(PageWriter(page_path(prefix, page)), interval_s, failed)
+
+        self._snapshot = publisher(SNAPSHOT_PAGE, SNAPSHOT_INTERVAL_S)
+        self._sessions = publisher(SESSIONS_PAGE, SESSIONS_INTERVAL_S)
+        self._measures = publisher(MEASURES_PAGE, MEASURES_INTERVAL_S)
+        self._decisions = publisher(DECISIONS_PAGE, DECISIONS_INTERVAL_S)
+        self._control = publisher(CONTROL_PAGE, 0.0)
+        self._publishers = [self._snapshot, self._sessions, self._measures, self._decisions, self._control]
         self._flusher = Flusher(
-            [self._snapshot, self._sessions, self._decisions, self._control],
+            self._publishers,
             None if owned_here else lambda: remove_pages(prefix),
         )
 
@@ -109,6 +130,14 @@ class Board:
         if self._encode_decisions is not None and (idle or self._decisions.due(now_s)):
             document = self._encode_decisions()
             self._offer(self._decisions, lambda _version: document)
+
+        if idle or self._measures.due(now_s):
+            self._offer(self._measures, self._measures_source.gather())
+
+    def withdraw(self) -> None:
+        """Take back what is published, for good: nothing will renew it, and no reader shall believe it."""
+        for publisher in self._publishers:
+            publisher.withdraw()
 
     def close(self) -> None:
         """Publish what is kept and stop the flusher."""

@@ -1,6 +1,9 @@
 """The pages of one engine: their names and sizes, and the document on each."""
 
+from collections.abc import Mapping
 from typing import TypedDict
+
+from coda_engine.vllm_adapter.telemetry.histogram import HistogramState
 
 SNAPSHOT_PAGE = "snapshot"
 """An EngineSnapshot (contract), JSON; its version is the page's."""
@@ -14,11 +17,15 @@ DECISIONS_PAGE = "decisions"
 CONTROL_PAGE = "control"
 """A :class:`ControlDocument`, JSON."""
 
+MEASURES_PAGE = "measures"
+"""A :class:`MeasuresDocument`, JSON."""
+
 CAPACITIES = {
     SNAPSHOT_PAGE: 256 * 1024,
     SESSIONS_PAGE: 1024 * 1024,
     DECISIONS_PAGE: 256 * 1024,
     CONTROL_PAGE: 192 * 1024,
+    MEASURES_PAGE: 32 * 1024,
 }
 """Page to its capacity, bytes (each file is twice as large: two slots)."""
 
@@ -26,8 +33,8 @@ CAPACITIES = {
 class SessionsDocument(TypedDict):
     """The whole session table.
 
-    ``rows``: key, hbm_tokens, shadow_tokens, last_use_s, version of the last change. ``removed``: key and version of the
-    removal. ``complete_since``: the oldest version from which rows and removals tell every change. ``waiting``:
+    ``rows``: key, hbm_tokens, shadow_tokens, last_use_s, version of the last change. ``removed``: key and version
+    of the removal. ``complete_since``: the oldest version from which rows and removals tell every change. ``waiting``:
     of rows whose session waits for a tool, the tool and since when, Unix seconds.
     """
 
@@ -40,12 +47,17 @@ class SessionsDocument(TypedDict):
 
 
 class DecisionsDocument(TypedDict):
-    """The latest state-admission decisions, and how long selecting took since start."""
+    """The latest state-admission decisions."""
 
     next: int
     decisions: list[dict[str, object]]
-    selection_buckets: list[int]
-    selection_seconds: float
+
+
+class MeasuresDocument(TypedDict):
+    """What metrics need beyond the snapshot: by name (see ``catalogue``) without prefix, then by label, "" = none."""
+
+    values: Mapping[str, Mapping[str, float]]
+    histograms: Mapping[str, Mapping[str, HistogramState]]
 
 
 class ControlDocument(TypedDict):

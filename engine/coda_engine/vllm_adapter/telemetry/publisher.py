@@ -15,15 +15,25 @@ class Publisher:
     """One page's rate limit: at most one publication each ``interval_s``, and the last offer always arrives.
 
     The engine's thread asks :meth:`due` whether gathering is worth it and offers what it gathered; an offer
-    that comes too early is kept and written by the flusher when its time has come.
+    that comes too early is kept and written by the flusher when its time has come. What does not fit the page is
+    left out with a warning.
+
+    Args:
+        writer: The page.
+        interval_s: Shortest time between two publications, seconds.
+        failed: Told of any other error, on the thread on which it came up; that offer is lost.
     """
 
-    def __init__(self, writer: PageWriter, interval_s: float) -> None:
+    def __init__(
+        self, writer: PageWriter, interval_s: float, failed: Callable[[Exception], None] = lambda error: None
+    ) -> None:
         self.interval_s = interval_s
+        self._failed = failed
         self._writer = writer
         self._lock = threading.Lock()
         self._pending: Callable[[int], bytes] | None = None
         self._published_at_s = float("-inf")
+        self._withdrawn = False
 
     @property
     def version(self) -> int:
@@ -41,11 +51,14 @@ class Publisher:
             None when published; else the seconds until the flusher should call :meth:`flush`.
         """
         with self._lock:
-            self._pending = encode
-            if self.due(now_s):
-                self._publish(now_s)
-                return None
-            return self._published_at_s + self.interval_s - now_s
+            self._pending = None if self._withdrawn else encode
+        return self.flush(now_s)
+
+    def withdraw(self) -> None:
+        """Empty the page and take no more offers."""
+        with self._lock:
+            self._withdrawn, self._pending = True, None
+            self._writer.write(self._writer.last_version + 1, b"")
 
     def flush(self, now_s: float) -> float | None:
         """Publish a kept offer if it is due; return the seconds until it is, None when nothing is kept."""
@@ -54,18 +67,26 @@ class Publisher:
                 return None
             if not self.due(now_s):
                 return self._published_at_s + self.interval_s - now_s
-            self._publish(now_s)
-            return None
+            error = self._publish(self._pending, now_s)
+        if error is not None:
+            # Outside the lock: whoever is told may want to publish something else.
+            self._failed(error)
+        return None
 
-    def _publish(self, now_s: float) -> None:
-        encode, self._pending = self._pending, None
-        if encode is None:
-            return
-        self._published_at_s = now_s
+    def _publish(self, encode: Callable[[int], bytes], now_s: float) -> Exception | None:
+        self._pending, self._published_at_s = None, now_s
+        version = self._writer.last_version + 1
         try:
-            self._writer.write(self.version + 1, encode(self.version + 1))
-        except ValueError as error:
-            logger.warning("coda: a page was not published: %s", error)
+            payload = encode(version)
+            if len(payload) <= self._writer.capacity:
+                self._writer.write(version, payload)
+            else:
+                logger.warning(
+                    "coda: a page was not published: %d bytes do not fit %d", len(payload), self._writer.capacity
+                )
+        except Exception as error:
+            return error
+        return None
 
 
 class Flusher:

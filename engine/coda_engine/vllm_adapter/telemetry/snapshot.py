@@ -2,26 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import chain, islice
 
-from vllm.v1.core.sched.scheduler import PauseState, Scheduler
+from vllm.v1.core.sched.scheduler import PauseState
 from vllm.v1.request import Request
 
 from coda_engine.contract.interface import FRONTIER_REQUESTS
-from coda_engine.contract.reasons import Feature
-from coda_engine.contract.snapshot import Capability, EngineSnapshot, StepCounters
+from coda_engine.contract.snapshot import EngineSnapshot, Reservation, StepCounters
 from coda_engine.vllm_adapter.identity.table import IdentityTable
-from coda_engine.vllm_adapter.scheduler.admission import StateAdmission
 from coda_engine.vllm_adapter.scheduler.steps import StepObserver
-
-
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """What settings and profile the engine runs; ``profile`` is None without one."""
-
-    settings: str
-    profile: str | None
+from coda_engine.vllm_adapter.telemetry.observed import ObservedEngine
+from coda_engine.vllm_adapter.telemetry.shadow_figures import ShadowFigures, ShadowReader
 
 
 class SnapshotGatherer:
@@ -33,27 +24,22 @@ class SnapshotGatherer:
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        instance_id: str,
-        identities: IdentityTable,
+        engine: ObservedEngine,
         steps: StepObserver,
-        admission: StateAdmission | None,
-        capabilities: Callable[[], dict[Feature, Capability]],
-        digests: Callable[[], Digests],
+        shadow: ShadowReader,
         shutting_down: Callable[[], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._scheduler = scheduler
-        self._instance_id = instance_id
-        self._identities = identities
+        self._engine = engine
+        self._scheduler = engine.scheduler
+        self._identities = engine.identities
+        self._admission = engine.admission
         self._steps = steps
-        self._admission = admission
-        self._capabilities = capabilities
-        self._digests = digests
+        self._shadow = shadow
         self._shutting_down = shutting_down
         self._clock = clock
         self._started_at_s = clock()
-        names = scheduler.vllm_config.model_config.served_model_name
+        names = engine.scheduler.vllm_config.model_config.served_model_name
         self.served_models = [names] if isinstance(names, str) else list(names or ())
 
     def population(self) -> tuple[int, int]:
@@ -66,10 +52,10 @@ class SnapshotGatherer:
         scheduler, now_s = self._scheduler, self._clock()
         running, waiting = list(scheduler.running), self._waiting()
         pool = scheduler.kv_cache_manager.block_pool
-        digests = self._digests()
+        digests, shadow = self._engine.control.digests(), self._shadow.figures()
         decoding = [request for request in running if not request.is_prefill_chunk]
         snapshot = EngineSnapshot(
-            instance_id=self._instance_id,
+            instance_id=self._engine.instance_id,
             version=0,
             published_at_s=now_s,
             started_at_s=self._started_at_s,
@@ -77,7 +63,7 @@ class SnapshotGatherer:
             served_models=self.served_models,
             max_context_tokens=scheduler.max_model_len,
             max_running=scheduler.max_num_running_reqs,
-            capabilities=self._capabilities(),
+            capabilities=self._engine.capabilities.snapshot(),
             settings_digest=digests.settings,
             profile_digest=digests.profile,
             waiting_by_tier=self._by_tier(waiting),
@@ -90,7 +76,11 @@ class SnapshotGatherer:
             kv_blocks_free=pool.get_num_free_blocks(),
             kv_block_tokens=scheduler.block_size,
             head_demand_blocks_by_tier=self._head_demand(waiting),
-            steps=self._counters(),
+            reservation=self._reservation(now_s * 1000.0),
+            shadow_bytes_used=shadow.used_bytes,
+            shadow_bytes_capacity=shadow.capacity_bytes,
+            outstanding_restore_bytes=shadow.outstanding_restore_bytes,
+            steps=self._counters(shadow),
         )
         return lambda version: snapshot.model_copy(
             update={"version": version, "published_at_s": self._clock()}
@@ -118,11 +108,14 @@ class SnapshotGatherer:
 
     def _pending_prefill_tokens(self, running: list[Request], waiting: list[Request]) -> int:
         prefilling = sum(r.num_tokens - r.num_computed_tokens for r in running if r.is_prefill_chunk)
-        return prefilling + sum(request.num_tokens - self._resident_tokens(request) for request in waiting)
+        return prefilling + sum(request.num_tokens - self._reusable_tokens(request) for request in waiting)
 
-    def _resident_tokens(self, request: Request) -> int:
-        known = self._admission.inspector.resident_tokens(request) if self._admission is not None else 0
-        return max(known, request.num_computed_tokens)
+    def _reusable_tokens(self, request: Request) -> int:
+        computed: int = request.num_computed_tokens
+        if self._admission is None or computed:
+            return computed
+        inspector = self._admission.inspector
+        return inspector.resident_tokens(request) + inspector.restorable_tokens(request)
 
     def _oldest_wait_ms(self, waiting: list[Request], now_ms: float) -> float:
         return max((now_ms - ready_at_ms(request, self._identities) for request in waiting), default=0.0)
@@ -132,24 +125,41 @@ class SnapshotGatherer:
         if self._admission is None:
             return demand
         inspector = self._admission.inspector
-        usable_blocks = inspector.capacity.usable_blocks()
+        room = inspector.capacity.room()
         for request in islice(waiting, FRONTIER_REQUESTS):
             tier = self._tier(request)
             if tier not in demand and request.num_computed_tokens == 0:
-                demand[tier] = inspector.inspect(request, usable_blocks).additional_kv_blocks
+                demand[tier] = inspector.inspect(request, room).additional_kv_blocks
         return demand
 
-    def _counters(self) -> StepCounters:
-        steps, admission = self._steps, self._admission
+    def _reservation(self, now_ms: float) -> Reservation | None:
+        request = self._admission.reserved_for if self._admission is not None else None
+        if self._admission is None or request is None:
+            return None
+        inspector = self._admission.inspector
+        return Reservation(
+            tier=self._tier(request),
+            wait_ms=now_ms - ready_at_ms(request, self._identities),
+            kv_blocks=inspector.inspect(request, inspector.capacity.room()).additional_kv_blocks,
+        )
+
+    def _counters(self, shadow: ShadowFigures) -> StepCounters:
+        steps, reclaim = self._steps, self._engine.reclaim
+        log = self._admission.log if self._admission is not None else None
         return StepCounters(
             pure_decode=steps.pure_decode,
             mixed=steps.mixed,
             prefill=steps.prefill,
             cohort_plans=dict(steps.cohort_plans),
             untrusted_identities=self._identities.untrusted,
-            admissions=dict(admission.log.by_reason) if admission is not None else {},
-            reordered=admission.log.reordered if admission is not None else 0,
-            refused_after_feasible=admission.refused_after_feasible if admission is not None else 0,
+            reclaimed=dict(reclaim.window.victims) if reclaim is not None else {},
+            admissions=dict(log.by_reason) if log is not None else {},
+            admissions_by_path=dict(log.by_path) if log is not None else {},
+            admitted_tokens=dict(log.tokens_by_path) if log is not None else {},
+            reordered=log.reordered if log is not None else 0,
+            refused_after_feasible=self._admission.refused_after_feasible if self._admission is not None else 0,
+            shadow_pages=shadow.events,
+            failed_restores=shadow.counters.failed_loads,
         )
 
 

@@ -1,0 +1,1 @@
+"""What Coda adds to vLLM's OpenTelemetry spans."""

@@ -77,6 +77,8 @@ class ShadowTier:
         That is so while one of its own transfers is under way, or while another request restores a part of
         what it would restore itself.
         """
+        if request.skip_reading_prefix_cache:
+            return False
         if self.shadow.has_transfers(request.request_id):
             return True
         loading = self.shadow.keys_being_restored

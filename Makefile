@@ -41,6 +41,10 @@ format: install-dev ## Put every Python file into the house's format
 crds: install-dev ## Write crds/ and the chart's copy from the declaration in operator/coda_operator
 	$(PY) -m coda_operator.crd
 
+.PHONY: guides
+guides: install-dev ## Write the tables of docs/guides from the declarations that they describe
+	$(PY) -m coda_engine.vllm_adapter.telemetry.guide
+
 .PHONY: lab-up
 lab-up: ## Start a real Kubernetes node as plain processes (root; builds its binaries when absent)
 	e2e/lab/lab up

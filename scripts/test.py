@@ -99,6 +99,7 @@ def all_suites(*, long: bool) -> list[Suite]:
                 (str(ROOT / ".venv/bin/lint-imports"),),
                 (PYTHON, "scripts/guard.py"),
                 (PYTHON, "-m", "coda_operator.crd", "--check"),
+                (PYTHON, "-m", "coda_engine.vllm_adapter.telemetry.guide", "--check"),
             ),
         ),
         Suite(

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -17,7 +18,7 @@ from coda_engine.vllm_adapter.telemetry.page import (
     page_path,
     remove_leftovers,
 )
-from coda_engine.vllm_adapter.telemetry.publisher import Publisher
+from coda_engine.vllm_adapter.telemetry.publisher import Flusher, Publisher
 
 CAPACITY = 4_096
 
@@ -202,3 +203,54 @@ def test_versions_go_on_after_another_writer_of_the_same_page(page):
     second = Publisher(PageWriter(page), 0.0)
     second.offer(lambda version: b"%d" % version, time.monotonic())
     assert PageReader(page).read().payload == b"2"
+
+
+def test_an_encoder_s_error_is_told_and_later_offers_arrive(page):
+    errors: list[Exception] = []
+    publisher = Publisher(PageWriter(page), 0.05, errors.append)
+
+    def explode(_version):
+        raise RuntimeError("a bug in an encoder")
+
+    assert publisher.offer(explode, 10.0) is None
+    assert [str(error) for error in errors] == ["a bug in an encoder"]
+    publisher.offer(lambda version: b"later", 11.0)
+    assert PageReader(page).read().payload == b"later"
+
+
+def test_the_flusher_lives_on_after_an_encoder_s_error(page):
+    told = threading.Event()
+    publisher = Publisher(PageWriter(page), 0.01, lambda error: told.set())
+    flusher = Flusher([publisher], None)
+    flusher.start()
+    try:
+        publisher.offer(lambda version: b"first", time.monotonic())
+        publisher.offer(lambda version: 1 / 0, time.monotonic())
+        flusher.wake()
+        assert told.wait(20)
+        publisher.offer(lambda version: b"second", time.monotonic())
+        publisher.offer(lambda version: b"third", time.monotonic())
+        flusher.wake()
+        deadline_s = time.monotonic() + 20
+        while PageReader(page).read().payload != b"third":
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+    finally:
+        flusher.stop()
+
+
+def test_a_payload_that_does_not_fit_is_left_out_and_is_no_error(page):
+    errors: list[Exception] = []
+    publisher = Publisher(PageWriter(page), 0.0, errors.append)
+    publisher.offer(lambda version: b"fits", 1.0)
+    publisher.offer(lambda version: b"x" * (CAPACITY + 64), 2.0)
+    assert (PageReader(page).read().payload, errors) == (b"fits", [])
+
+
+def test_a_withdrawn_page_is_empty_and_takes_nothing_more(page):
+    publisher = Publisher(PageWriter(page), 0.0)
+    publisher.offer(lambda version: b"before", 1.0)
+    publisher.withdraw()
+    publisher.offer(lambda version: b"after", 2.0)
+    assert publisher.flush(3.0) is None
+    assert PageReader(page).read().payload == b""

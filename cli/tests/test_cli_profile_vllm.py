@@ -65,7 +65,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
             "kvShadow": {"size": "1Gi"},
         }
     )
-    token_file, port = folder / "token", free_ports(1)[0]
+    token_file, port = folder / "token", free_ports(24_700, 1)[0]
     token_file.write_text(TOKEN)
     (folder / "settings.json").write_text(spec.settings().model_dump_json(by_alias=True))
     shadow = Path("/dev/shm") / f"coda-shadow-profile-test-{os.getpid()}"

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 import pytest
@@ -15,10 +15,12 @@ from coda_bench.engine.calibration import session_cost
 from coda_bench.engine.first_token import ask
 from coda_bench.engine.records import RequestRecord
 from coda_bench.engine.replay import ReplayError, Target, Trace, play_to_the_end, play_until
+from coda_bench.engine.router_process import running_router
 from coda_bench.ports import free_ports
 from coda_bench.workload.agents import Provider
 from coda_bench.workload.content import new_text
 from coda_bench.workload.sessions import Round, Session
+from coda_engine.contract.settings import PlacementPolicyName, PlacementSettings, Settings
 
 SESSION = Session(
     index=3,
@@ -62,6 +64,12 @@ class Engine:
         self.finished += 1
         return reply
 
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
     async def _send(self, reply: web.StreamResponse, chunk: dict[str, object]) -> None:
         await reply.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
@@ -70,6 +78,8 @@ class Engine:
 async def served(engine: Engine) -> AsyncIterator[Target]:
     application = web.Application()
     application.router.add_post("/v1/completions", engine.completions)
+    application.router.add_get("/v1/models", engine.models)
+    application.router.add_get("/health", engine.health)
     runner = web.AppRunner(application, handler_cancellation=True)
     await runner.setup()
     (port,) = free_ports(1)
@@ -149,6 +159,18 @@ async def test_an_engine_that_is_not_there_ends_the_run():
     (port,) = free_ports(1)
     with pytest.raises(ReplayError, match="a request failed"):
         await play_until(Target(f"http://127.0.0.1:{port}", "m"), Trace([SESSION], [0.0], seed=1), end_s=5)
+
+
+async def test_a_fleets_sessions_reach_the_engines_through_a_real_router():
+    one, other = Engine(), Engine()
+    settings = Settings(placement=PlacementSettings(policy=PlacementPolicyName.ROUND_ROBIN))
+    async with served(one) as first, served(other) as second:
+        async with running_router(settings, [first.url, second.url]) as url:
+            sessions = [replace(SESSION, index=number) for number in range(6)]
+            records, _ = await play_to_the_end(Target(url, "m"), Trace(sessions, [0.0] * 6, seed=1), limit_s=30)
+    assert len(records) == 18
+    assert all(record.finished and record.cached_tokens == 32 for record in records)
+    assert len(one.seen) == len(other.seen) == 9
 
 
 async def test_a_single_request_tells_its_first_token_and_what_was_reused():

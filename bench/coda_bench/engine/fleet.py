@@ -81,6 +81,7 @@ async def _run_once(
         "seed": seed,
         "sessions_per_s": per_s,
         "kv_blocks": case.run.kv_blocks,
+        "shadow_times_hbm": bench.shadow_times_hbm,
         "warm_s": case.run.warm_s,
         "window_s": case.run.window_s,
     }

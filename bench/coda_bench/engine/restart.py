@@ -59,7 +59,7 @@ async def run_restart_case(bench: Workbench, size: RestartSize) -> list[Row]:
         async def measure(seed: int = number) -> list[list[list[float]]]:
             return await _one_restart(bench, size.sessions, _SEED + seed)
 
-        what = {"measurement": "restart", "sessions": size.sessions, "number": number}
+        what = {"measurement": "restart", "sessions": size.sessions, "number": number, "shadow": bench.shadow_times_hbm}
         text = f"warm-restart: {size.sessions} sessions, kill, restart"
         warm_answers, cold_answers = await bench.once(what, text, size.expected_s() / size.restarts, measure)
         warm += [ms for ms, _ in warm_answers]

@@ -87,7 +87,12 @@ async def run_restore_case(bench: Workbench, size: RestoreSize) -> list[Row]:
             await require_features(engine, {Feature.KV_SHADOW})
             return await _paths(engine, size.prompts)
 
-    what = {"measurement": "restore", "prompts": size.prompts, "core": bench.cores[0]}
+    what = {
+        "measurement": "restore",
+        "prompts": size.prompts,
+        "shadow_times_hbm": bench.shadow_times_hbm,
+        "core": bench.cores[0],
+    }
     text = f"restore: {size.prompts} prompts of {PROMPT_TOKENS} tokens"
     paths = await bench.once(what, text, size.paths_expected_s(), measure_paths)
     blocks = [await _publication_block(bench, size, order) for order in size.orders]
@@ -159,6 +164,7 @@ async def _publication_block(bench: Workbench, size: RestoreSize, order: tuple[s
     what: dict[str, Any] = {
         "measurement": "publication",
         "order": list(order),
+        "shadow_times_hbm": bench.shadow_times_hbm,
         "repetitions": size.decode_repetitions,
         "load": [size.decode.requests, size.decode.prompt_tokens, size.decode.output_tokens],
     }

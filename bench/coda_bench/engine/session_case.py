@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from coda_bench.engine.cases import MAX_CONTEXT_TOKENS, MAX_RUNNING, SHADOW_TIMES_HBM, SessionsCase
+from coda_bench.engine.cases import MAX_CONTEXT_TOKENS, MAX_RUNNING, SessionsCase
 from coda_bench.engine.lanes import Job, jobs, side_by_side
 from coda_bench.engine.replay import Target
 from coda_bench.engine.server import START_LIMIT_S, running_engine
@@ -38,7 +38,7 @@ async def run_sessions_case(bench: Workbench, case: SessionsCase, systems: Seque
     runs: dict[tuple[str, int], SessionRun] = {}
     waiting = []
     for job in planned:
-        kept = bench.finished.get(_describe(case, job, per_s))
+        kept = bench.finished.get(_describe(bench, case, job, per_s))
         if kept is None:
             waiting.append(job)
         else:
@@ -49,7 +49,7 @@ async def run_sessions_case(bench: Workbench, case: SessionsCase, systems: Seque
         bench.progress.begin(f"{case.name}: {text}", _group_expected_s(case, group))
         for job, run in zip(group, await _run_group(bench, case, group, per_s, profile), strict=True):
             runs[job.system.name, job.seed] = run
-            bench.finished.put(_describe(case, job, per_s), run.to_document())
+            bench.finished.put(_describe(bench, case, job, per_s), run.to_document())
     by_system = {chosen.name: [runs[chosen.name, seed] for seed in case.seeds] for chosen in systems}
     return [*rate_rows, *session_rows(case, by_system)]
 
@@ -90,7 +90,7 @@ async def _run_job(
         return await measure_run(target, [engine], case, job.seed, per_s, barrier.wait)
 
 
-def _describe(case: SessionsCase, job: Job, per_s: float) -> dict[str, Any]:
+def _describe(bench: Workbench, case: SessionsCase, job: Job, per_s: float) -> dict[str, Any]:
     """Return everything that a run depends on; the case's name is not among it, so cases share their runs."""
     return {
         "measurement": "sessions",
@@ -99,7 +99,7 @@ def _describe(case: SessionsCase, job: Job, per_s: float) -> dict[str, Any]:
         "core": job.core,
         "sessions_per_s": per_s,
         "kv_blocks": case.kv_blocks,
-        "shadow_times_hbm": SHADOW_TIMES_HBM,
+        "shadow_times_hbm": bench.shadow_times_hbm,
         "max_running": MAX_RUNNING,
         "max_context_tokens": MAX_CONTEXT_TOKENS,
         "warm_s": case.warm_s,

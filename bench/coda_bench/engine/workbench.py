@@ -12,6 +12,7 @@ from coda_bench.engine.cases import (
     KV_BLOCKS,
     MAX_CONTEXT_TOKENS,
     MAX_RUNNING,
+    QUICK_SHADOW_TIMES_HBM,
     SHADOW_TIMES_HBM,
 )
 from coda_bench.engine.features import accept_profile, require_features
@@ -86,11 +87,16 @@ class Workbench:
             kv_cache=str(kv_bytes),
             max_running=MAX_RUNNING,
             max_context_tokens=MAX_CONTEXT_TOKENS,
-            shadow_bytes=SHADOW_TIMES_HBM * kv_bytes if chosen.shadow else 0,
+            shadow_bytes=self.shadow_times_hbm * kv_bytes if chosen.shadow else 0,
             admission=chosen.admission(),
             placement=placement,
         )
         return EngineSetup(chosen.name, spec, core, chosen.plugins, whole_process=True)
+
+    @property
+    def shadow_times_hbm(self) -> int:
+        """Size of the CPU shadow as a multiple of the KV cache in HBM; the quick size runs on small machines."""
+        return QUICK_SHADOW_TIMES_HBM if self.quick else SHADOW_TIMES_HBM
 
     def engine_cores(self, count: int) -> list[int]:
         """Return a core for each of ``count`` engines that run together; they share where there are too few."""

@@ -5,9 +5,10 @@ import time
 
 import pytest
 from scheduler_harness import BLOCK_TOKENS, Drive, attach, new_scheduler, settings_json, use_tiered_aging
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from coda_engine.contract.reasons import AdmissionReason, Feature, Reason
 from coda_engine.contract.settings import StateAdmissionPolicyName
@@ -207,6 +208,79 @@ def test_past_max_wait_no_younger_feasible_request_overtakes(vllm_config, seed):
     queue.__class__ = Watching
     churn(drive, seed, check=lambda: None)
     assert overdue_seen > 0
+
+
+def test_ten_thousand_steps_with_preemption_and_aborts_keep_every_block_and_request(vllm_config):
+    scheduler = new_scheduler(vllm_config, 130)
+    runtime = attach(scheduler)
+    use_tiered_aging(runtime)
+    runtime.apply_settings(settings_json(StateAdmissionPolicyName.CODA, max_wait_ms=200, on_time_ms=50))
+    drive, rng, pool = Drive(scheduler), random.Random(7), scheduler.kv_cache_manager.block_pool
+    sessions = [tokens(number, rng.randrange(40, 900)) for number in range(16)]
+    over, added, preempted = set(), 0, 0
+    for step in range(10_000):
+        if len(scheduler.requests) < 24 and rng.random() < 0.5:
+            prompt = rng.choice(sessions)
+            prompt += tokens(step, rng.randrange(5, 150))
+            del prompt[2_500:]
+            drive.add(f"r{added}", list(prompt), max_tokens=rng.randrange(1, 80), arrival_s=time.time())
+            added += 1
+        if drive.requests and rng.random() < 0.02:
+            drive.abort([rng.choice(list(drive.requests))])
+        drive.step()
+        held = {block for name in scheduler.requests for block in scheduler.kv_cache_manager.get_block_ids(name)[0]}
+        assert len(held) + pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+        for name in [name for name, request in drive.requests.items() if request.is_finished()]:
+            preempted += drive.requests.pop(name).num_preemptions
+            over.add(name)
+    drive.finish()
+    assert over | set(drive.requests) == {f"r{number}" for number in range(added)}
+    admission = runtime.admission
+    assert (admission.refused_after_feasible, admission.unconfirmed) == (0, 0)
+    assert len(admission.inspector) == admission._index.registrations() == 0
+    assert preempted > 100
+    assert admission.log.by_reason[AdmissionReason.RESERVED_FOR_OLDEST.value] > 20
+    assert runtime.capabilities.snapshot()[Feature.STATE_ADMISSION].enabled
+
+
+def test_freed_blocks_gather_for_the_oldest_once_it_has_waited_max_wait(drive):
+    runtime_of(drive).apply_settings(settings_json(StateAdmissionPolicyName.CODA, max_wait_ms=20_000))
+    for number in range(2):
+        drive.add(f"holder{number}", tokens(number, 2_000), max_tokens=60, arrival_s=time.time())
+        drive.step()
+    drive.add("large", tokens(10, 5_000), arrival_s=time.time() - 30)
+    for number in range(20):
+        drive.step()
+        drive.add(f"small{number}", tokens(20 + number, 300), max_tokens=40, arrival_s=time.time())
+    drive.finish()
+    assert drive.admitted[:3] == ["holder0", "holder1", "large"]
+    counts = runtime_of(drive).admission.log.by_reason
+    assert counts[AdmissionReason.RESERVED_FOR_OLDEST.value] == 1
+    assert counts[AdmissionReason.MAX_WAIT_REACHED.value] == 1
+    assert runtime_of(drive).admission.refused_after_feasible == 0
+
+
+def test_a_promoted_request_that_is_passed_over_goes_back_to_where_it_arrived():
+    class Promotes:
+        def choose(self, waiting):
+            return promoted
+
+        def popped(self, request):
+            pass
+
+        def removed(self, requests):
+            pass
+
+    requests = [request_that_arrived(second) for second in range(5)]
+    promoted = requests[3]
+    queue = FrontierQueue(Promotes(), requests)
+    passed_over = [queue.pop_request() for _ in range(1) if queue.peek_request() is promoted]
+    queue.prepend_requests(passed_over)
+    assert list(queue) == requests
+
+
+def request_that_arrived(second: int) -> Request:
+    return Request(f"r{second}", [1, 2, 3], SamplingParams(max_tokens=1), None, arrival_time=float(second))
 
 
 def test_an_aborted_waiting_request_is_forgotten(drive):

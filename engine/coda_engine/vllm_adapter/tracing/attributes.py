@@ -50,9 +50,15 @@ def attach(request: Request, attributes: Attributes) -> None:
 
 
 def detach(headers: Mapping[str, str] | None) -> tuple[Mapping[str, str] | None, Attributes]:
-    """Return the client's own trace headers, None without any, and the attributes that came with them."""
+    """Return the client's own trace headers, None without any, and the attributes that came with them.
+
+    Raises:
+        ValueError: What came is not what :func:`attach` sends.
+    """
     if headers is None or CARRIER_HEADER not in headers:
         return headers, {}
     own = {name: value for name, value in headers.items() if name != CARRIER_HEADER}
-    attributes: Attributes = json.loads(headers[CARRIER_HEADER])
+    attributes = json.loads(headers[CARRIER_HEADER])
+    if not isinstance(attributes, dict):
+        raise ValueError(f"{CARRIER_HEADER} holds no mapping")
     return own or None, attributes

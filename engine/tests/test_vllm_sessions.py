@@ -90,7 +90,8 @@ def test_a_delta_tells_only_what_changed_since(served):
     served.serve("b", tokens(2, 100))
     second = served.document()
     change = SessionDelta.model_validate(delta(second, first["instance_id"], first["version"]))
-    assert ([row.key for row in change.sessions], change.since, change.version) == (["b"], 1, 2)
+    assert [row.key for row in change.sessions] == ["b"]
+    assert (change.since, change.version) == (first["version"], second["version"])
 
 
 @pytest.mark.parametrize(("instance", "since"), [("another", 1), ("", 0), (None, 99), (None, -1)])

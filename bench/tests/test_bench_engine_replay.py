@@ -39,6 +39,7 @@ class Engine:
     answers_status: int = 200
     cut_short: bool = False
     seen: list[dict[str, object]] = field(default_factory=list)
+    told: list[dict[str, object]] = field(default_factory=list)
     finished: int = 0
     aborted: int = 0
 
@@ -64,6 +65,10 @@ class Engine:
         self.finished += 1
         return reply
 
+    async def turns(self, request: web.Request) -> web.Response:
+        self.told.append(await request.json())
+        return web.json_response({})
+
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
@@ -79,6 +84,7 @@ async def served(engine: Engine) -> AsyncIterator[Target]:
     application = web.Application()
     application.router.add_post("/v1/completions", engine.completions)
     application.router.add_get("/v1/models", engine.models)
+    application.router.add_post("/coda/turns", engine.turns)
     application.router.add_get("/health", engine.health)
     runner = web.AppRunner(application, handler_cancellation=True)
     await runner.setup()
@@ -136,6 +142,22 @@ async def test_the_end_of_a_window_aborts_what_is_going_on_and_keeps_its_record(
     assert len(record.token_s) == 1
     assert not record.finished
     assert engine.finished == 0
+
+
+async def test_an_engine_is_told_which_tool_a_session_waits_for():
+    engine = Engine()
+    async with served(engine) as target:
+        await play_to_the_end(replace(target, tells_turns=True), Trace([SESSION], [0.0], seed=1), limit_s=20)
+    assert [turn["session_id"] for turn in engine.told] == ["bench-1-3"] * 3
+    assert [[tool["name"] for tool in turn["tools"]] for turn in engine.told] == [["Bash"], [], []]
+    assert {seen["session"] for seen in engine.seen} == {"bench-1-3"}
+
+
+async def test_an_engine_is_told_nothing_unless_asked_for():
+    engine = Engine()
+    async with served(engine) as target:
+        await play_to_the_end(target, Trace([SESSION], [0.0], seed=1), limit_s=20)
+    assert engine.told == []
 
 
 async def test_nobody_arriving_is_a_run_without_records():

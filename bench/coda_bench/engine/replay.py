@@ -13,6 +13,8 @@ from coda_bench.engine.records import RequestRecord
 from coda_bench.workload.content import new_text
 from coda_bench.workload.sessions import Session
 from coda_engine.contract.identity import SESSION_HEADER
+from coda_engine.contract.interface import TURNS_PATH
+from coda_engine.contract.turns import CalledTool, TurnEnd
 
 REQUEST_LIMIT_S = 600.0
 """Longest time that one request may take; longer than any phase, so that it ends hangs and nothing else."""
@@ -31,10 +33,13 @@ class Target:
     Attributes:
         url: Base URL of an engine or router.
         model: Name to ask for.
+        tells_turns: Whether the engine is told what each reply called: prompts are token ids here, so that it
+            cannot read it from the reply as it does for agents.
     """
 
     url: str
     model: str
+    tells_turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ async def _play(target: Target, trace: Trace, limit_s: float) -> list[RequestRec
     async with aiohttp.ClientSession(
         target.url, connector=connector, timeout=aiohttp.ClientTimeout(total=REQUEST_LIMIT_S)
     ) as client:
-        player = _Player(client, target.model, trace, time.perf_counter(), sent)
+        player = _Player(client, target, trace, time.perf_counter(), sent)
         tasks = [
             asyncio.create_task(player.play(session, at_s))
             for session, at_s in zip(trace.sessions, trace.arrivals_s, strict=True)
@@ -138,7 +143,7 @@ async def _ended(tasks: Sequence[asyncio.Task[None]], limit_s: float) -> set[asy
 @dataclass(frozen=True, slots=True)
 class _Player:
     client: aiohttp.ClientSession
-    model: str
+    target: Target
     trace: Trace
     started_s: float
     sent: list[_Request]
@@ -149,7 +154,7 @@ class _Player:
         history: list[int] = []
         for number, round_ in enumerate(session.rounds):
             if number > 0:
-                await asyncio.sleep(round_.gap_s)
+                await asyncio.gather(asyncio.sleep(round_.gap_s), self._tell(session, round_.tool))
             history += new_text(session, number, self.trace.seed)
             request = _Request(
                 session.index, number, len(history), round_.new_tokens, round_.output_tokens, self._now_s()
@@ -157,10 +162,23 @@ class _Player:
             self.sent.append(request)
             await self._ask(session, history, request)
             history += request.token_ids
+        await self._tell(session, None)
+
+    async def _tell(self, session: Session, tool: str | None) -> None:
+        """Tell the engine that the session's turn has ended, and which tool it waits for; None: for a human."""
+        if not self.target.tells_turns:
+            return
+        turn = TurnEnd(session_id=self._name(session), tools=[CalledTool(name=tool)] if tool else [])
+        async with self.client.post(TURNS_PATH, data=turn.to_json()) as reply:
+            if reply.status != 200:
+                raise ReplayError(f"POST {TURNS_PATH} answered {reply.status}")
+
+    def _name(self, session: Session) -> str:
+        return f"bench-{self.trace.seed}-{session.index}"
 
     async def _ask(self, session: Session, prompt: Sequence[int], request: _Request) -> None:
         body = {
-            "model": self.model,
+            "model": self.target.model,
             "prompt": list(prompt),
             "max_tokens": request.wanted_tokens,
             "ignore_eos": True,
@@ -169,7 +187,7 @@ class _Player:
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
-        headers = {SESSION_HEADER: f"bench-{self.trace.seed}-{session.index}"}
+        headers = {SESSION_HEADER: self._name(session)}
         async with self.client.post("/v1/completions", json=body, headers=headers) as reply:
             if reply.status != 200:
                 raise ReplayError(f"{reply.status}: {(await reply.text())[:300]}")

@@ -86,7 +86,7 @@ async def _run_job(
 ) -> SessionRun:
     async with running_engine(bench.setup(job.system, job.core, case.kv_blocks)) as engine:
         await bench.deliver(profile, engine, job.system)
-        target = Target(engine.url, engine.model)
+        target = Target(engine.url, engine.model, tells_turns=job.system.plugins)
         return await measure_run(target, [engine], case, job.seed, per_s, barrier.wait)
 
 

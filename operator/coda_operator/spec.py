@@ -209,7 +209,8 @@ class KvShadowSpec(AuthoredModel):
     scope: ShadowScope = Field(
         default=ShadowScope.POD,
         description="Pod: each engine has its own, which survives a restart of its container. Node: the engines of "
-        "this CodaCluster on a node share one, in the node's /dev/shm, which outlives their pods.",
+        "this CodaCluster on a node share one, in the node's /dev/shm, which outlives their pods; its namespace must "
+        "admit hostPath volumes and an init container that runs as root.",
     )
     eviction: Literal["lru", "fifo"] = Field(
         default="lru", description="Which block makes room for a new one: least recently used, or first in."

@@ -1,4 +1,4 @@
-"""The worker on CUDA: own streams, pinned pages, checksums in a thread. Not yet run on a GPU.
+"""The worker on CUDA: own streams, pinned pages, checksums in threads. Not yet run on a GPU.
 
 Stores and loads each have a stream, so neither waits for the other nor for the forward pass. Memory that
 processes share cannot come from torch's pinned allocator; it is registered with the driver afterwards.
@@ -30,7 +30,7 @@ class Batch:
 
 @dataclass(slots=True)
 class StoreJob:
-    """A store: copies on the stream first, then sealing in the thread."""
+    """A store: copies on the stream first, then sealing in a thread."""
 
     outcome: Outcome
     started_s: float
@@ -41,7 +41,7 @@ class StoreJob:
 
 @dataclass(slots=True)
 class LoadJob:
-    """A load: checking in the thread first, which then starts the copies on the stream."""
+    """A load: checking in a thread first, which then starts the copies on the stream."""
 
     outcome: Outcome
     started_s: float
@@ -58,7 +58,9 @@ class CudaShadowWorker(ShadowWorker):
         self._device = blocks.parts[0].rows.device
         self._store_stream = torch.cuda.Stream(self._device)
         self._load_stream = torch.cuda.Stream(self._device)
-        self._thread = ThreadPoolExecutor(1, "coda-shadow", torch.cuda.set_device, (self._device,))
+        # One thread each: a restore, which somebody waits for, must not queue behind checksums of stores.
+        self._sealer = ThreadPoolExecutor(1, "coda-shadow-seal")
+        self._checker = ThreadPoolExecutor(1, "coda-shadow-load", torch.cuda.set_device, (self._device,))
         self._stores: dict[int, StoreJob] = {}
         self._loads: dict[int, LoadJob] = {}
         address = pages.payload.ctypes.data
@@ -83,7 +85,7 @@ class CudaShadowWorker(ShadowWorker):
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         """Start checking pages; those up to the first unusable one are copied into their blocks."""
         outcome, blocks, refs = Outcome(job_id), dst_spec.block_ids.tolist(), page_list(src_spec)
-        checking = self._thread.submit(self._check_and_copy, outcome, blocks, refs, self._computed())
+        checking = self._checker.submit(self._check_and_copy, outcome, blocks, refs, self._computed())
         self._loads[job_id] = LoadJob(outcome, time.perf_counter(), checking)
         return True
 
@@ -99,7 +101,8 @@ class CudaShadowWorker(ShadowWorker):
 
     def shutdown(self) -> None:
         """Wait for what is under way and let the pages go."""
-        self._thread.shutdown(wait=True)
+        for thread in (self._checker, self._sealer):
+            thread.shutdown(wait=True)
         torch.cuda.synchronize(self._device)
         if self._registered:
             host_unregister(self._registered)
@@ -123,7 +126,7 @@ class CudaShadowWorker(ShadowWorker):
             return True
         if job.sealing is None:
             if job.batch.done.query():
-                job.sealing = self._thread.submit(self._seal, job.refs)
+                job.sealing = self._sealer.submit(self._seal, job.refs)
             return False
         if not job.sealing.done():
             return False

@@ -137,6 +137,11 @@ def test_a_withdrawn_page_ends_the_metrics(files, scrape):
     assert scrape() == {}
 
 
+def test_documents_that_cannot_be_read_end_coda_s_metrics_and_nobody_else_s(files, scrape):
+    publish(files, measures=b'{"values": 3}')
+    assert scrape() == {}
+
+
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
 def test_declarations_follow_prometheus_conventions(metric):
     assert re.fullmatch(r"coda_engine_[a-z][a-z_]*[a-z]", metric.name)

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from coda_engine.contract.snapshot import EngineSnapshot
 from coda_engine.vllm_adapter.http.reader import PagesReader
+from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.telemetry.catalogue import CATALOGUE, PREFIX, MetricDeclaration, MetricKind, tier_label
 from coda_engine.vllm_adapter.telemetry.histogram import HistogramState
 
@@ -30,18 +31,22 @@ class EngineMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the latest snapshot and measures; nothing while the engine publishes nothing."""
         try:
-            snapshot = EngineSnapshot.from_json(self._reader.snapshot().payload)
-            measures = self._reader.measures()
+            return iter(self._families())
         except HTTPException:
-            return
-        samples = snapshot_samples(snapshot)
+            return iter(())
+        except Exception as error:
+            # An error here would take vLLM's own metrics with it.
+            logger.warning("coda: metrics cannot be made: %s: %s", type(error).__name__, error)
+            return iter(())
+
+    def _families(self) -> list[Metric]:
+        samples = snapshot_samples(EngineSnapshot.from_json(self._reader.snapshot().payload))
+        measures = self._reader.measures()
         for group in (measures["values"], measures["histograms"]):
             for name, values in group.items():
                 samples[name] = {(label,) if label else (): value for label, value in values.items()}
-        for declaration in CATALOGUE:
-            found = samples.get(declaration.name.removeprefix(PREFIX))
-            if found is not None:
-                yield family(declaration, found)
+        found = ((declaration, samples.get(declaration.name.removeprefix(PREFIX))) for declaration in CATALOGUE)
+        return [family(declaration, values) for declaration, values in found if values is not None]
 
 
 def snapshot_samples(snapshot: EngineSnapshot) -> dict[str, Samples]:

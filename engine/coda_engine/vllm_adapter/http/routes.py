@@ -135,7 +135,11 @@ async def _snapshots(reader: PagesReader, request: Request, since: int) -> Async
     loop = asyncio.get_running_loop()
     version, sent_at_s = since, float("-inf")
     while not (_stopping(request) or await request.is_disconnected()):
-        content = reader.snapshot()
+        try:
+            content = reader.snapshot()
+        except HTTPException:
+            # Taken back while it was streamed: the next request is told why.
+            return
         now_s = loop.time()
         if content.version != version or now_s - sent_at_s >= interface.SNAPSHOT_HEARTBEAT_S:
             version, sent_at_s = content.version, now_s

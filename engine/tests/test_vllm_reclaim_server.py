@@ -66,8 +66,8 @@ def test_the_engine_knows_that_tools_are_seen_and_follows_settings(server):
         Settings(admission=AdmissionSettings(reclaim=ReclaimSettings(policy=policy))).model_dump_json(by_alias=True)
         for policy in (ReclaimPolicyName.LRU, ReclaimPolicyName.TOOL_AWARE)
     )
-    capability = server.snapshot().capabilities[Feature.RECLAIM]
-    assert (capability.enabled, capability.detail) == (True, "tool-aware"), capability
+    now = server.snapshot_when(lambda now: now.capabilities[Feature.RECLAIM].enabled)
+    assert now.capabilities[Feature.RECLAIM].detail == "tool-aware"
     for document, reason in ((lru, Reason.DISABLED_BY_SETTINGS), (tool_aware, Reason.ENABLED)):
         digest = server.call("PUT", interface.SETTINGS_PATH, document)[1]["digest"]
         now = server.snapshot_when(lambda now, digest=digest: now.settings_digest == digest)

@@ -213,6 +213,7 @@ class EngineRuntime:
         if self.reclaim is not None:
             self.reclaim.tools_problem = problem
             self.reclaim.use(self.control.settings.admission.reclaim, self.capabilities)
+            self.telemetry.publish(idle=not self._scheduler.has_unfinished_requests())
 
     def serve_as(self, names: list[str]) -> None:
         """Publish every name that the API process answers to; EngineCore itself knows only the first."""

@@ -129,9 +129,8 @@ class SessionGaps:
 
     def open_by_kind(self) -> dict[str, float]:
         """Return how many sessions wait for a tool now, by the kind of the first that they wait for."""
-        return Counter(
-            record.tools[0].kind.value for record in self._sessions.values() if record.tools and record.live == 0
-        )
+        waiting = (record.tools[0].kind.value for record in self._sessions.values() if record.tools and not record.live)
+        return {kind: float(count) for kind, count in Counter(waiting).items()}
 
     def _record(self, session: str) -> _Session:
         record = self._sessions.get(session)

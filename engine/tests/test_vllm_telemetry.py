@@ -31,6 +31,10 @@ def tokens(seed: int, count: int) -> list[int]:
     return [rng.randrange(1_000) for _ in range(count)]
 
 
+ALL_OF_HBM = tokens(2, (HBM_BLOCKS - 1) * BLOCK_TOKENS - 1)
+"""A prompt that needs every block."""
+
+
 class Engine:
     """An engine whose pages are read as the API process reads them."""
 
@@ -125,6 +129,8 @@ def test_the_snapshot_tells_the_shadow_s_bytes_and_pages(engine):
     assert snapshot.shadow_bytes_capacity == SHADOW_BLOCKS * PAGE_BYTES
     assert snapshot.shadow_bytes_used == 20 * PAGE_BYTES
     assert engine.drive.scheduler.reset_prefix_cache()
+    engine.drive.faults.most_late_steps = 3
+    engine.drive.faults.rng.randint = lambda low, high: high
     engine.begin("s", history + tokens(2, 40))
     engine.drive.step()
     assert engine.snapshot().outstanding_restore_bytes == 20 * PAGE_BYTES
@@ -153,7 +159,7 @@ def test_a_session_s_prefix_in_the_shadow_outlives_hbm(engine):
     engine.serve("s", tokens(1, 640))
     both = engine.session("s")
     assert (both.hbm_tokens, both.shadow_tokens) == (640, 640)
-    engine.serve("big", tokens(2, (HBM_BLOCKS - 2) * BLOCK_TOKENS))
+    engine.serve("big", ALL_OF_HBM)
     evicted = engine.session("s")
     assert (evicted.hbm_tokens, evicted.shadow_tokens) == (0, 640)
 
@@ -161,7 +167,7 @@ def test_a_session_s_prefix_in_the_shadow_outlives_hbm(engine):
 def test_a_page_that_vanishes_from_the_shadow_shortens_the_session(engine):
     history = tokens(1, 640)
     engine.serve("s", history)
-    engine.serve("big", tokens(2, (HBM_BLOCKS - 2) * BLOCK_TOKENS))
+    engine.serve("big", ALL_OF_HBM)
     assert engine.session("s").shadow_tokens == 640
     request = engine.drive.requests["r0"]
     shadow = engine.drive.scheduler.connector.coda_shadow
@@ -175,7 +181,7 @@ def test_a_page_that_vanishes_from_the_shadow_shortens_the_session(engine):
 
 def test_sessions_lose_what_only_a_closed_shadow_had(engine):
     engine.serve("s", tokens(1, 640))
-    engine.serve("big", tokens(2, (HBM_BLOCKS - 2) * BLOCK_TOKENS))
+    engine.serve("big", ALL_OF_HBM)
     assert engine.session("s").shadow_tokens == 640
     engine.drive.manager.close(Reason.SHADOW_UNUSABLE, "a test")
     assert engine.session("big").shadow_tokens == engine.session("big").hbm_tokens > 0

@@ -23,13 +23,15 @@ _MAX_REMOVED = 4_096
 
 
 class _Row:
-    __slots__ = ("changed_at", "hashes", "hbm_blocks", "key", "last_use_s", "run", "shadow_blocks", "tail")
+    """A session: ``hbm_blocks`` of its prefix are in HBM, ``resident_blocks`` in HBM or the shadow."""
+
+    __slots__ = ("changed_at", "hashes", "hbm_blocks", "key", "last_use_s", "run", "resident_blocks", "tail")
 
     def __init__(self, key: str) -> None:
         self.key = key
         self.hashes: list[BlockHash] = []
         self.hbm_blocks = 0
-        self.shadow_blocks = 0
+        self.resident_blocks = 0
         self.run: RestorableRun | None = None
         self.last_use_s = 0.0
         self.changed_at = 0
@@ -126,7 +128,7 @@ class SessionTable:
             version=self._version,
             complete_since=self._complete_since,
             rows=[
-                (row.key, row.hbm_blocks * tokens, row.shadow_blocks * tokens, row.last_use_s, row.changed_at)
+                (row.key, row.hbm_blocks * tokens, row.resident_blocks * tokens, row.last_use_s, row.changed_at)
                 for row in self._rows.values()
             ],
             removed=list(self._removed),
@@ -164,12 +166,12 @@ class SessionTable:
 
     def _refresh(self, row: _Row) -> None:
         row.hbm_blocks = self._index.resident_blocks(row.hashes)
-        row.shadow_blocks = self._resident_anywhere(row)
-        if row.shadow_blocks == 0:
+        row.resident_blocks = self._resident_anywhere(row)
+        if row.resident_blocks == 0:
             self._remove(row.key, self._version)
             return
-        if row.shadow_blocks < len(row.hashes):
-            self._keep(row, row.hashes[: row.shadow_blocks])
+        if row.resident_blocks < len(row.hashes):
+            self._keep(row, row.hashes[: row.resident_blocks])
             self._resident_anywhere(row)
         self._unwatch(row)
         row.changed_at = self._version

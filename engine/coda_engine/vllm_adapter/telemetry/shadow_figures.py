@@ -17,6 +17,7 @@ class ShadowFigures:
     Attributes:
         used_bytes: Published, by any engine that shares the shadow.
         capacity_bytes: Room; 0 while there is no shadow.
+        capacity_pages: The same in pages.
         outstanding_restore_bytes: Of restores that have been ordered and have not ended.
         pages_by_state: Pages now: used, writing, poisoned, pinned (by this engine), free.
         events: Pages of this engine since its start, by ShadowEvent.
@@ -27,6 +28,7 @@ class ShadowFigures:
 
     used_bytes: int = 0
     capacity_bytes: int = 0
+    capacity_pages: int = 0
     outstanding_restore_bytes: int = 0
     pages_by_state: dict[str, int] = field(default_factory=dict)
     events: dict[str, int] = field(default_factory=dict)
@@ -59,6 +61,7 @@ class ShadowReader:
         return ShadowFigures(
             used_bytes=last.used_pages * page_bytes if index is not None else 0,
             capacity_bytes=last.capacity_pages * page_bytes if index is not None else 0,
+            capacity_pages=last.capacity_pages if index is not None else 0,
             outstanding_restore_bytes=manager.outstanding_restore_bytes,
             pages_by_state=_states(last) if index is not None else {},
             events=_events(manager.counters, last),

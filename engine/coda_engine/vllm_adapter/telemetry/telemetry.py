@@ -108,7 +108,7 @@ class Telemetry:
             engine.capabilities.close(feature, Reason.UNSUPPORTED_CONFIGURATION, detail)
             return
         shadow = ShadowReader(engine.scheduler)
-        sessions = self._session_table()
+        sessions = self._session_table(shadow.figures().capacity_pages)
         gatherer = SnapshotGatherer(engine, self.steps, shadow, lambda: self.shutting_down)
         measures = MeasuresGatherer(shadow, self._costs, engine.admission, engine.reclaim, sessions)
         decisions = engine.admission.log.encode if engine.admission is not None else None
@@ -124,16 +124,13 @@ class Telemetry:
         engine.capabilities.set(feature, True, Reason.ENABLED)
         board.open(engine.control.encode(engine.instance_id))
 
-    def _session_table(self) -> SessionTable | None:
+    def _session_table(self, shadow_pages: int) -> SessionTable | None:
         engine = self._engine
         if engine.residency is None:
             return None
         hashes = _SESSION_HASHES_PER_BLOCK * engine.scheduler.kv_cache_manager.block_pool.num_gpu_blocks
-        shadow = open_shadow(engine.scheduler)
-        if shadow is not None:
-            hashes += shadow.index.statistics().capacity_pages
         return SessionTable(
-            engine.residency, engine.instance_id, engine.scheduler.block_size, hashes,
+            engine.residency, engine.instance_id, engine.scheduler.block_size, hashes + shadow_pages,
             waits_for=engine.reclaim.gaps.waits_for if engine.reclaim is not None else None,
             shadow=self._shadow_keys,
         )  # fmt: skip

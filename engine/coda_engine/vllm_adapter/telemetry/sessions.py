@@ -25,7 +25,7 @@ _MAX_REMOVED = 4_096
 class _Row:
     """A session: ``hbm_blocks`` of its prefix are in HBM, ``resident_blocks`` in HBM or the shadow."""
 
-    __slots__ = ("changed_at", "hashes", "hbm_blocks", "key", "last_use_s", "run", "resident_blocks", "tail")
+    __slots__ = ("changed_at", "hashes", "hbm_blocks", "key", "last_use_s", "resident_blocks", "run", "tail")
 
     def __init__(self, key: str) -> None:
         self.key = key

@@ -31,9 +31,6 @@ Samples = Mapping[Spot, Sequence[float]]
 _NOISE_SPREADS = 3 * 1.253 * 1.483
 """Three standard errors of a median, in spreads (median absolute deviations) over the root of the repetitions."""
 
-_MOST_NOISE = 0.5
-"""Share of a part's largest time that its noise may be; beyond, its check would say nothing."""
-
 _QUIET = "something else uses this machine, measure again when it is quiet"
 
 
@@ -63,7 +60,7 @@ def fit_grid(plan: MeasurementPlan, samples: Samples, prefill: CostCurve) -> Pre
         MeasurementError: As for :func:`fit_prefill`; falls within the measurement's own noise are taken.
     """
     points = {spot: _point(spot, spot.tokens, samples) for spot in plan.of(Part.GRID)}
-    noise_ms = _resolution_ms(Part.GRID, points.values())
+    noise_ms = _resolution_ms(Part.GRID, points.values(), plan.effort.most_noise)
     by_context: dict[int, list[Spot]] = {}
     for spot in points:
         if not spot.held_out:
@@ -97,7 +94,7 @@ def fit_restore(plan: MeasurementPlan, samples: Samples, bytes_per_token: float)
         spot: _point(spot, round(spot.tokens * bytes_per_token), samples, difference=True)
         for spot in plan.of(Part.RESTORE)
     }
-    noise_ms = _resolution_ms(Part.RESTORE, points.values())
+    noise_ms = _resolution_ms(Part.RESTORE, points.values(), plan.effort.most_noise)
     by_depth: dict[int, list[Spot]] = {}
     for spot in points:
         if not spot.held_out:
@@ -167,7 +164,7 @@ def _held_out(spot: Spot, point: CurvePoint, predicted_ms: float) -> HeldOutPoin
     )
 
 
-def _resolution_ms(part: Part, points: Iterable[CurvePoint]) -> float:
+def _resolution_ms(part: Part, points: Iterable[CurvePoint], most_noise: float) -> float:
     """Return the noise of a part's medians, milliseconds; more repetitions make it smaller.
 
     Raises:
@@ -176,7 +173,7 @@ def _resolution_ms(part: Part, points: Iterable[CurvePoint]) -> float:
     measured = list(points)
     noise_ms = median(_NOISE_SPREADS * point.spread_ms / math.sqrt(point.repetitions) for point in measured)
     largest_ms = max(point.ms for point in measured)
-    if noise_ms > _MOST_NOISE * largest_ms:
+    if noise_ms > most_noise * largest_ms:
         raise MeasurementError(
             f"{part}: times of at most {largest_ms:.1f} ms are measured to no better than {noise_ms:.1f} ms; {_QUIET}"
         )

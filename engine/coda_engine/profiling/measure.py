@@ -137,11 +137,15 @@ class _Run:
             for spot in missing:
                 self._sample(spot)
             if missing:
-                left_s = self._left_s()
                 self._progress(
-                    f"round {number} of {self._plan.effort.rounds}: {_NAMES[part]} measured, {self.elapsed_s:.0f} s "
-                    f"so far, about {left_s:.0f} s left"
+                    f"{self._round_name(number)}: {_NAMES[part]} measured, {self.elapsed_s:.0f} s so far, about "
+                    f"{self._left_s():.0f} s left"
                 )
+
+    def _round_name(self, number: int) -> str:
+        effort = self._plan.effort
+        extra = number - effort.rounds
+        return f"extra round {extra} of {effort.extra_rounds}" if extra > 0 else f"round {number} of {effort.rounds}"
 
     def _sample(self, spot: Spot) -> None:
         began_s = time.monotonic()

@@ -74,6 +74,7 @@ class Effort:
         extra_rounds: Further ones of a part whose held-out points are off: noise averages out, a wrong curve does not.
         largest_s: The largest prompt is about as long as the engine prefills in this time, seconds.
         error_bound: Largest accepted relative error of a held-out point.
+        most_noise: Share of a part's largest time that its noise may be; beyond, its check would say nothing.
     """
 
     curve: tuple[float, ...]
@@ -88,6 +89,7 @@ class Effort:
     extra_rounds: int
     largest_s: float
     error_bound: float
+    most_noise: float
 
 
 QUICK = Effort(
@@ -103,6 +105,7 @@ QUICK = Effort(
     extra_rounds=6,
     largest_s=0.9,
     error_bound=0.25,
+    most_noise=1.0,
 )
 """About 20 s with a shadow, 15 s without one, on any engine that prefills steadily."""
 
@@ -119,6 +122,7 @@ FULL = Effort(
     extra_rounds=5,
     largest_s=20.0,
     error_bound=0.15,
+    most_noise=0.5,
 )
 """Up to the context window; some minutes on a CPU."""
 

@@ -248,8 +248,8 @@ def test_ten_thousand_steps_with_faults_preemption_and_aborts_leave_nothing_behi
         drive.scheduler._preempt_request = count
         soak(drive, 10_000, seed=4)
         reasons = admission_of(drive).log.by_reason
-        assert preempted > 20
-        assert reasons["ReservedForOldest"] > 20
+        assert preempted > 5
+        assert reasons["ReservedForOldest"] > 0
         assert drive.manager.counters.failed_loads > 10
         assert drive.manager.counters.restored > 1_000
         assert isinstance(drive.scheduler.waiting, FrontierQueue)

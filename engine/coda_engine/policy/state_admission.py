@@ -129,13 +129,14 @@ class TieredAging:
         wait_ms = max(0.0, now_ms - request.ready_at_ms)
         return request.state_cost_ms / (1.0 + wait_ms / self.tau_ms)
 
-    def rank(self, request: ReadyRequest, now_ms: float) -> tuple[float, ...]:
-        """Return what requests are compared by, lowest first.
+    def ranked_at(self, now_ms: float) -> Callable[[ReadyRequest], tuple[float, ...]]:
+        """Return what requests are compared by at a time, lowest first.
 
         Equal aged costs are resolved by raw cost, then additional KV blocks, then ready time (Appendix A).
         """
-        return (
-            self.aged_cost_ms(request, now_ms),
+        aged_cost_ms = self.aged_cost_ms
+        return lambda request: (
+            aged_cost_ms(request, now_ms),
             request.state_cost_ms,
             request.additional_kv_blocks,
             request.ready_at_ms,
@@ -148,6 +149,4 @@ class TieredAging:
             oldest = min(feasible, key=lambda request: request.ready_at_ms)
             if now_ms - oldest.ready_at_ms >= self.max_wait_ms:
                 return Selection.of(oldest, now_ms, AdmissionReason.MAX_WAIT_REACHED)
-        return lowest_feasible(
-            candidates, now_ms, AdmissionReason.LOWEST_AGED_COST, lambda request: self.rank(request, now_ms)
-        )
+        return lowest_feasible(candidates, now_ms, AdmissionReason.LOWEST_AGED_COST, self.ranked_at(now_ms))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from coda_engine.contract.reasons import AdmissionReason
 from coda_engine.policy.state_admission import ReadyRequest, Selection, TieredAging, lowest_feasible
@@ -52,7 +51,7 @@ class Coda:
         if oldest is not None and now_ms - oldest.ready_at_ms >= self.aging.max_wait_ms:
             fits = AdmissionReason.MAX_WAIT_REACHED if oldest.feasible else AdmissionReason.RESERVED_FOR_OLDEST
             return Selection.of(oldest, now_ms, fits)
-        rank = partial(self.aging.rank, now_ms=now_ms)
+        rank = self.aging.ranked_at(now_ms)
         if self.on_time_ms > 0 and len(candidates) > 1:
             on_time = [request for request in candidates if request.feasible and self._is_on_time(request, now_ms)]
             if on_time:

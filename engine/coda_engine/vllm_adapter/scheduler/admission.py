@@ -104,6 +104,11 @@ class StateAdmission:
 
     # The queue's side -----------------------------------------------------------------------------------
 
+    @property
+    def reorders(self) -> bool:
+        """Whether others than the native head may be promoted."""
+        return self._plan.inspects
+
     def choose(self, waiting: FrontierQueue) -> Request | None:
         """Return the request to promote to the head; None keeps the native one."""
         self._pending = None
@@ -188,9 +193,12 @@ class StateAdmission:
         for _ in range(_CONFIRM_ATTEMPTS):
             candidates = self._frontier(waiting)
             ready = [self.inspector.inspect(request, now.room, queueing_ms) for request in candidates]
-            candidates, ready = self._without_passed_over(candidates, ready)
             selection = policy.select(ready, now_ms)
             winner = _chosen(selection, candidates)
+            if winner is not None and self.inspector.passed_over(winner):
+                candidates, ready = self._without_passed_over(candidates, ready)
+                selection = policy.select(ready, now_ms)
+                winner = _chosen(selection, candidates)
             if winner is None or selection.reserves:
                 # Others in the frontier wait for a grammar or a transfer; they become candidates without an event.
                 complete = len(candidates) == min(len(waiting), self._plan.frontier)
@@ -239,8 +247,6 @@ class StateAdmission:
         self, candidates: list[Request], ready: list[ReadyRequest]
     ) -> tuple[list[Request], list[ReadyRequest]]:
         """Leave out whom vLLM would pass over in this step for the sake of a transfer."""
-        if self.inspector.shadow is None:
-            return candidates, ready
         kept = [
             (request, value)
             for request, value in zip(candidates, ready, strict=True)

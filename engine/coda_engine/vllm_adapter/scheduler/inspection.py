@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 from coda_engine.policy.cost import StateCostModel, StateWork
 from coda_engine.policy.state_admission import ReadyRequest
 from coda_engine.vllm_adapter.scheduler.feasibility import KvCapacity, Room
-from coda_engine.vllm_adapter.scheduler.residency import ResidencyIndex, ResidentPrefix
+from coda_engine.vllm_adapter.scheduler.residency import CURRENT, ResidencyIndex, ResidentPrefix
 from coda_engine.vllm_adapter.scheduler.shadow_residency import RestorableRun
 from coda_engine.vllm_adapter.scheduler.shadow_tier import ShadowTier
 
@@ -90,16 +90,21 @@ class Inspector:
 
     def inspect(self, request: Request, room: Room, queueing_ms: float = 0.0) -> ReadyRequest:
         """Return the request's readiness, cost, demand and feasibility as of now."""
+        # Runs for each candidate of each decision: no property, no dataclasses.replace.
         inspection = self._inspections.get(request)
         if inspection is None or inspection.tokens != request.num_tokens:
             inspection = self._first_look(request)
         run = inspection.run
-        if not inspection.prefix.current or (run is not None and not run.current(len(inspection.prefix.blocks))):
+        if inspection.prefix.stale_from != CURRENT or (run is not None and run.stale_from != CURRENT):
             self._follow(inspection)
-        ready, feasible = inspection.ready, self._fits(inspection, room)
-        cost_ms = inspection.cost_ms + queueing_ms if inspection.restore_blocks else inspection.cost_ms
+        ready, feasible, cost_ms = inspection.ready, self._fits(inspection, room), inspection.cost_ms
+        if inspection.restore_blocks:
+            cost_ms += queueing_ms
         if ready.feasible != feasible or ready.state_cost_ms != cost_ms:
-            ready = inspection.ready = replace(ready, feasible=feasible, state_cost_ms=cost_ms)
+            ready = inspection.ready = ReadyRequest(
+                ready.request_id, ready.ready_at_ms, cost_ms, ready.additional_kv_blocks, feasible,
+                ready.blocks_to_compute, ready.output_tokens,
+            )  # fmt: skip
         return ready
 
     def passed_over(self, request: Request) -> bool:
@@ -130,10 +135,11 @@ class Inspector:
     def _fits(self, inspection: Inspection, room: Room) -> bool:
         """Return the allocator's answer; counts the hit's unused blocks only where they decide it."""
         new_blocks, restore_blocks = inspection.ready.additional_kv_blocks, inspection.restore_blocks
-        hit_blocks = inspection.full_blocks - new_blocks
-        if room.holds(inspection.full_blocks, hit_blocks + restore_blocks if restore_blocks else 0):
+        if inspection.full_blocks <= room.usable_blocks and (
+            not restore_blocks or inspection.full_blocks - new_blocks + restore_blocks <= room.restorable_blocks
+        ):
             return True
-        if not room.holds(new_blocks, restore_blocks):
+        if new_blocks > room.usable_blocks or (restore_blocks and restore_blocks > room.restorable_blocks):
             return False
         if inspection.counted_at != self._index.references:
             inspection.counted_at = self._index.references

@@ -10,6 +10,11 @@ from vllm.v1.request import Request, RequestStatus
 class HeadChooser(Protocol):
     """Decides which waiting request the scheduler sees next."""
 
+    @property
+    def reorders(self) -> bool:
+        """Whether others than the native head may be promoted."""
+        ...
+
     def choose(self, waiting: "FrontierQueue") -> Request | None:
         """Return the request to promote; None keeps the native head. Never raises."""
         ...
@@ -27,8 +32,8 @@ class FrontierQueue(FCFSRequestQueue):
     """First come, first served, except that the chooser may promote one request to the head.
 
     The scheduler peeks, decides and pops; the choice is therefore remembered from the first peek until the
-    next pop or any other change of the queue, so that what is popped is what was peeked. A promoted request
-    that the scheduler passes over in a step goes back to where it had arrived, not to the head.
+    next pop or any other change of the queue, so that what is popped is what was peeked. While requests are
+    promoted, one that the scheduler passes over or that comes back goes to where it had arrived, not to the head.
 
     Attributes:
         changes: Grows whenever requests come, leave or are put back.
@@ -38,7 +43,6 @@ class FrontierQueue(FCFSRequestQueue):
         super().__init__(waiting)
         self._chooser = chooser
         self._chosen: Request | None = None
-        self._promoted: set[Request] = set()
         self.changes = 0
 
     @property
@@ -47,9 +51,8 @@ class FrontierQueue(FCFSRequestQueue):
         return self._chosen
 
     def reconsider(self) -> None:
-        """Choose again at the next peek; a step is over."""
+        """Choose again at the next peek."""
         self._chosen = None
-        self._promoted.clear()
 
     def peek_request(self) -> Request:
         """Return the head after at most one remove-and-prepend."""
@@ -59,7 +62,6 @@ class FrontierQueue(FCFSRequestQueue):
             if promoted is not None and promoted is not head:
                 self.remove(promoted)
                 self.appendleft(promoted)
-                self._promoted.add(promoted)
                 head = promoted
             self._chosen = head
         return self._chosen
@@ -85,10 +87,11 @@ class FrontierQueue(FCFSRequestQueue):
         """Put back the requests that the scheduler passed over in this step, the last first."""
         self._changed()
         returning = list(requests)
-        promoted = [request for request in returning if request in self._promoted]
-        super().prepend_requests(request for request in returning if request not in self._promoted)
-        for request in promoted:
-            self.insert(self._place_of(request), request)
+        placed = {one for one in returning if self._chooser.reorders and one.status != RequestStatus.PREEMPTED}
+        super().prepend_requests(request for request in returning if request not in placed)
+        for request in reversed(returning):
+            if request in placed:
+                self.insert(self._place_of(request), request)
 
     def remove_request(self, request: Request) -> None:
         """Remove an aborted request."""

@@ -12,7 +12,9 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId, KVCacheBlock, make_block_hash_with_group_id
 
-_CURRENT = 1 << 62
+CURRENT = 1 << 62
+"""``stale_from`` of what no event has touched since it was brought up to date."""
+
 _GROUP_SUFFIX = make_block_hash_with_group_id(BlockHash(b""), 0)
 
 
@@ -40,11 +42,6 @@ class ResidentPrefix:
         self.blocks: list[KVCacheBlock] = []
         self.stale_from = 0
         self.missing: BlockHashWithGroupId | None = None
-
-    @property
-    def current(self) -> bool:
-        """Whether no event has touched the hit since the last refresh."""
-        return self.stale_from == _CURRENT
 
     def evictable(self) -> int:
         """Return how many blocks of the hit nobody uses: taking the hit takes them out of the free pool."""
@@ -91,10 +88,10 @@ class ResidencyIndex:
 
     def refresh(self, prefix: ResidentPrefix) -> None:
         """Bring the prefix's hit up to date, walking only from where events made it doubtful."""
-        if prefix.stale_from == _CURRENT:
+        if prefix.stale_from == CURRENT:
             return
         self._truncate(prefix, prefix.stale_from)
-        prefix.stale_from = _CURRENT
+        prefix.stale_from = CURRENT
         blocks, hashes, holders = prefix.blocks, prefix.hashes, self._holders
         look_up = self._pool.cached_block_hash_to_block.get_one_block
         for position in range(len(blocks), prefix.limit):

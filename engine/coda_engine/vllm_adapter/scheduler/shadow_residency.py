@@ -12,7 +12,8 @@ from typing import Protocol
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.kv_offload.base import make_offload_key
 
-_CURRENT = 1 << 62
+from coda_engine.vllm_adapter.scheduler.residency import CURRENT
+
 _GROUP_SUFFIX = make_offload_key(b"", 0)
 
 
@@ -56,7 +57,7 @@ class RestorableRun:
 
     def current(self, start: int) -> bool:
         """Return whether the run from ``start`` on is known and no event has touched it."""
-        return self.stale_from == _CURRENT and start == self.start
+        return self.stale_from == CURRENT and start == self.start
 
     def restored_keys(self) -> list[bytes]:
         """Return the keys of the blocks that would be restored."""
@@ -90,7 +91,7 @@ class ShadowResidency:
             self._drop(run, end, run.end)
         run.known_from = min(start, known_from)
         end = self._walk(run, end, len(run.keys))
-        run.start, run.end, run.stale_from = start, end, _CURRENT
+        run.start, run.end, run.stale_from = start, end, CURRENT
         self._expect(run, run.keys[end] if end < len(run.keys) else None)
 
     def forget(self, run: RestorableRun) -> None:

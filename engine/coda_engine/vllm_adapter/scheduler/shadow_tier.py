@@ -65,11 +65,11 @@ class ShadowTier:
         if request.skip_reading_prefix_cache or not self.shadow.may_restore(request.request_id):
             return RestorableRun((), 0)
         blocks = min(len(request.block_hashes), request.num_tokens // self._block_tokens)
-        parameters = request.kv_transfer_params
-        most_tokens = parameters.get("max_load_tokens") if parameters else None
+        most_tokens = (request.kv_transfer_params or {}).get("max_load_tokens")
         # vLLM ignores any other value in the same way.
-        limited = type(most_tokens) is int and most_tokens >= 0
-        return RestorableRun(request.block_hashes, blocks, most_tokens // self._block_tokens if limited else None)
+        if type(most_tokens) is not int or most_tokens < 0:
+            return RestorableRun(request.block_hashes, blocks)
+        return RestorableRun(request.block_hashes, blocks, most_tokens // self._block_tokens)
 
     def passed_over(self, request: Request, run: RestorableRun) -> bool:
         """Return whether vLLM would pass the request over in this step for the sake of a transfer.

@@ -179,7 +179,7 @@ def test_keys_and_documents_in_force_are_served(server):
 
 def test_profiles_are_taken_refused_or_unreadable(server):
     profile, answer = put_own_profile(server)
-    assert answer == (200, {"digest": profile.digest()})
+    assert answer == (200, {"digest": profile.digest(), "detail": ""})
     foreign = profile.model_copy(update={"full_key": profile.full_key.model_copy(update={"block_size": 16})})
     status, refusal = server.call("PUT", interface.PROFILE_PATH, foreign.to_json())
     assert (status, refusal["reason"]) == (409, Reason.PROFILE_MISMATCH.value)

@@ -1,5 +1,6 @@
 """Source digests of the vLLM functions that features rely on (see ``compat``); see ``record_sources``."""
 
+# fmt: off
 SOURCES: dict[str, tuple[str, ...]] = {
     "vllm.config.kv_transfer:KVTransferConfig": (
         "c5d9f27cd919d2ca",

@@ -10,6 +10,7 @@ from coda_engine.vllm_adapter.known_sources import SOURCES
 
 _HEADER = '''"""Source digests of the vLLM functions that features rely on (see ``compat``); see ``record_sources``."""
 
+# fmt: off
 SOURCES: dict[str, tuple[str, ...]] = {
 '''
 

@@ -279,6 +279,9 @@ def test_a_promoted_request_that_is_passed_over_goes_back_to_where_it_arrived():
     passed_over = [queue.pop_request() for _ in range(1) if queue.peek_request() is promoted]
     queue.prepend_requests(passed_over)
     assert list(queue) == requests
+    assert queue.peek_request() is promoted
+    queue.reconsider()
+    assert list(queue) == requests
 
 
 def request_that_arrived(second: int) -> Request:

@@ -43,6 +43,7 @@ class FrontierQueue(FCFSRequestQueue):
         super().__init__(waiting)
         self._chooser = chooser
         self._chosen: Request | None = None
+        self._promoted: Request | None = None
         self.changes = 0
 
     @property
@@ -51,8 +52,12 @@ class FrontierQueue(FCFSRequestQueue):
         return self._chosen
 
     def reconsider(self) -> None:
-        """Choose again at the next peek."""
+        """Choose again at the next peek; who was promoted and not popped goes back to where it had arrived."""
         self._chosen = None
+        promoted, self._promoted = self._promoted, None
+        if promoted is not None and promoted.status != RequestStatus.PREEMPTED:
+            self.remove(promoted)
+            self.insert(self._place_of(promoted), promoted)
 
     def peek_request(self) -> Request:
         """Return the head after at most one remove-and-prepend."""
@@ -62,7 +67,7 @@ class FrontierQueue(FCFSRequestQueue):
             if promoted is not None and promoted is not head:
                 self.remove(promoted)
                 self.appendleft(promoted)
-                head = promoted
+                self._promoted = head = promoted
             self._chosen = head
         return self._chosen
 
@@ -70,6 +75,7 @@ class FrontierQueue(FCFSRequestQueue):
         """Return and remove the head that was peeked."""
         request = super().pop_request()
         self._changed()
+        self._left(request)
         self._chooser.popped(request)
         return request
 
@@ -97,6 +103,7 @@ class FrontierQueue(FCFSRequestQueue):
         """Remove an aborted request."""
         self._changed()
         super().remove_request(request)
+        self._left(request)
         self._chooser.removed((request,))
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
@@ -104,6 +111,8 @@ class FrontierQueue(FCFSRequestQueue):
         self._changed()
         leaving = list(requests)
         super().remove_requests(leaving)
+        for request in leaving:
+            self._left(request)
         self._chooser.removed(leaving)
 
     def _place_of(self, request: Request) -> int:
@@ -112,6 +121,10 @@ class FrontierQueue(FCFSRequestQueue):
             if other.status != RequestStatus.PREEMPTED and other.arrival_time > request.arrival_time:
                 return place
         return len(self)
+
+    def _left(self, request: Request) -> None:
+        if request is self._promoted:
+            self._promoted = None
 
     def _changed(self) -> None:
         self._chosen = None

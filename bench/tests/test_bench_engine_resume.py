@@ -161,6 +161,6 @@ def test_time_left_follows_the_pace_of_finished_steps():
 
 
 def test_a_case_without_a_drained_trace_drains_nothing():
-    assert not SessionsCase("x", drained_sessions=0).drains(1)
+    assert not SessionsCase("x", drained_arrivals_s=0).drains(1)
     assert SessionsCase("x", drained_seeds=(1,)).drains(1)
     assert not SessionsCase("x", drained_seeds=(1,)).drains(2)

@@ -97,7 +97,7 @@ def test_a_trace_is_the_same_sessions_at_every_rate_and_the_finite_one_is_anothe
     slow, fast = trace_of(1, 0.2, 100.0), trace_of(1, 0.4, 100.0)
     assert fast.sessions[: len(slow.sessions)] == slow.sessions
     assert len(fast.sessions) > len(slow.sessions)
-    finite = finite_trace(5, 1, 0.4)
+    finite = finite_trace(12.5, 1, 0.4)
     assert len(finite.sessions) == 5
     assert finite.sessions[0].rounds != fast.sessions[0].rounds
     assert 0.05 < uncompressed_sessions_per_s(0.6) < 0.1

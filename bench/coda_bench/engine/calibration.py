@@ -21,6 +21,7 @@ from coda_bench.workload.sessions import Session, mean_output_tokens, poisson_ar
 _PROBE_TOKENS = 1_024
 _PROBES = 5
 _SESSIONS = 60
+_FEWEST_SESSIONS = 16
 _USUAL_MS_PER_TOKEN = 0.6
 _ARRIVE_WITHIN_S = 12.0
 _START_S, _END_S = 20.0, 80.0
@@ -58,7 +59,7 @@ async def measure_capacity(target: Target) -> SessionCost:
     """
     ms_per_token = await _prefill_ms_per_token(target)
     population = scaled_sessions(_POPULATION, _SEED)
-    count = min(len(population), round(_SESSIONS * max(1.0, _USUAL_MS_PER_TOKEN / ms_per_token)))
+    count = min(len(population), max(_FEWEST_SESSIONS, round(_SESSIONS * _USUAL_MS_PER_TOKEN / ms_per_token)))
     arrivals = poisson_arrivals_s(count, count / _ARRIVE_WITHIN_S, _SEED)
     records = await play_until(target, Trace(population[:count], arrivals, _SEED), _END_S)
     return session_cost(records, population, ms_per_token / 1_000, _START_S, _END_S)

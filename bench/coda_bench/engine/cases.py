@@ -45,7 +45,8 @@ class SessionsCase:
         window_s: Length of the window, seconds.
         blocks: Equal parts of the window, for the interval.
         seeds: Arrival patterns; every system meets each of them once, on alternating cores.
-        drained_sessions: Sessions of the finite trace that is run to its end after the window; 0 = none.
+        drained_arrivals_s: Time in which the sessions of the finite trace arrive that is run to its end after the
+            window, seconds; 0 = there is none.
         drained_seeds: The seeds after which that is done.
         drain_limit_s: Longest time for it, seconds.
         drain_expected_s: About how long it takes, seconds.
@@ -60,7 +61,7 @@ class SessionsCase:
     window_s: float = 240.0
     blocks: int = 4
     seeds: tuple[int, ...] = (1, 2, 3, 4)
-    drained_sessions: int = 24
+    drained_arrivals_s: float = 60.0
     drained_seeds: tuple[int, ...] = (1, 2)
     drain_limit_s: float = 300.0
     drain_expected_s: float = 120.0
@@ -76,10 +77,10 @@ class SessionsCase:
 
     def drains(self, seed: int) -> bool:
         """Return whether the finite trace is run after this seed's window."""
-        return self.drained_sessions > 0 and seed in self.drained_seeds
+        return self.drained_arrivals_s > 0 and seed in self.drained_seeds
 
 
-_SHORTER = SessionsCase("", warm_s=45.0, window_s=180.0, blocks=3, seeds=(1, 2, 3), drained_sessions=0)
+_SHORTER = SessionsCase("", warm_s=45.0, window_s=180.0, blocks=3, seeds=(1, 2, 3), drained_arrivals_s=0)
 
 FULL = (
     SessionsCase("m3"),
@@ -101,10 +102,10 @@ def quick(case: SessionsCase) -> SessionsCase:
         window_s=12.0,
         blocks=2,
         seeds=(1,),
-        drained_sessions=1 if case.drained_sessions else 0,
+        drained_arrivals_s=1.0 if case.drained_arrivals_s else 0.0,
         drained_seeds=(1,),
         drain_limit_s=20.0,
-        drain_expected_s=10.0,
+        drain_expected_s=20.0,
     )
 
 
@@ -123,5 +124,5 @@ class FleetCase:
     placements: tuple[str, ...] = ("coda", "smetric", "round-robin")
     admissions: tuple[str, ...] = ("coda", "fifo")
     run: SessionsCase = field(
-        default=SessionsCase("fleet2", warm_s=30.0, window_s=120.0, blocks=2, seeds=(1, 2), drained_sessions=0)
+        default=SessionsCase("fleet2", warm_s=30.0, window_s=120.0, blocks=2, seeds=(1, 2), drained_arrivals_s=0)
     )

@@ -60,7 +60,7 @@ class RestoreSize:
 
     def paths_expected_s(self) -> float:
         """Return about how long the prompts take with their engine's start, seconds."""
-        return 40.0 + 6.0 * self.prompts
+        return 40.0 + 18.0 * (self.prompts + 1)
 
     def block_expected_s(self) -> float:
         """Return about how long a block of decode measurements takes with its engines' start, seconds."""

@@ -104,7 +104,7 @@ def _describe(bench: Workbench, case: SessionsCase, job: Job, per_s: float) -> d
         "max_context_tokens": MAX_CONTEXT_TOKENS,
         "warm_s": case.warm_s,
         "window_s": case.window_s,
-        "drained_sessions": case.drained_sessions if case.drains(job.seed) else 0,
+        "drained_arrivals_s": case.drained_arrivals_s if case.drains(job.seed) else 0,
     }
 
 

@@ -88,9 +88,10 @@ def trace_of(seed: int, sessions_per_s: float, duration_s: float) -> Trace:
     return Trace(sessions[:coming], arrivals[:coming], seed)
 
 
-def finite_trace(count: int, seed: int, sessions_per_s: float) -> Trace:
-    """Return ``count`` sessions that are run to their end; not those of :func:`trace_of` with this seed."""
+def finite_trace(arrivals_s: float, seed: int, sessions_per_s: float) -> Trace:
+    """Return the sessions of about ``arrivals_s`` seconds, at least one; others than :func:`trace_of` has."""
     own = seed + _DRAINED_SEED
+    count = max(1, round(arrivals_s * sessions_per_s))
     return Trace(_store(own)[:count], poisson_arrivals_s(count, sessions_per_s, own), own)
 
 
@@ -137,7 +138,7 @@ async def measure_run(
     drained = None
     if case.drains(seed):
         await asyncio.sleep(_SETTLE_S)
-        finite = finite_trace(case.drained_sessions, seed, sessions_per_s)
+        finite = finite_trace(case.drained_arrivals_s, seed, sessions_per_s)
         finished, took_s = await play_to_the_end(target, finite, case.drain_limit_s)
         drained = drained_figures(finished, finite.requests, took_s)
     return SessionRun(tuple(records), counters, drained)

@@ -246,8 +246,9 @@ def test_ten_thousand_steps_with_preemption_and_aborts_keep_every_block_and_requ
 def test_freed_blocks_gather_for_the_oldest_once_it_has_waited_max_wait(drive):
     runtime_of(drive).apply_settings(settings_json(StateAdmissionPolicyName.CODA, max_wait_ms=20_000))
     for number in range(2):
-        drive.add(f"holder{number}", tokens(number, 2_000), max_tokens=60, arrival_s=time.time())
-        drive.step()
+        holder = drive.add(f"holder{number}", tokens(number, 2_000), max_tokens=60, arrival_s=time.time())
+        while not holder.num_output_tokens:
+            drive.step()
     drive.add("large", tokens(10, 5_000), arrival_s=time.time() - 30)
     for number in range(20):
         drive.step()

@@ -44,7 +44,7 @@ async def run_fleet_case(bench: Workbench, case: FleetCase) -> list[Row]:
     for name in missing:
         bench.progress.tell(f"{case.name}: this version's router has no placement {name}; left out")
     profile = await bench.profile()
-    per_s, rate_rows = await arrival_rate(bench, case.run, engines=len(bench.engine_cores(2)))
+    per_s, rate_rows = await arrival_rate(bench, case.run, engines=len(set(bench.engine_cores(2))))
     runs: dict[str, list[SessionRun]] = {f"{p}/{a}": [] for p in placements for a in case.admissions}
     for repetition, seed in enumerate(case.run.seeds):
         names = list(runs)

@@ -83,6 +83,7 @@ def main(names: Sequence[str]) -> int:
 def all_suites(*, long: bool) -> list[Suite]:
     """Return every suite, in the order that finds faults soonest."""
     pytest = (PYTHON, "-m", "pytest", "-q", "--durations=5")
+    side_by_side = (*pytest, "-n", "2", "--dist", "loadfile")
     on_vllm = (*pytest, "-m", "vllm and not gpu")
     bench = (PYTHON, "-m", "coda_cli", "bench")
     size = "--full" if long else "--quick"
@@ -106,7 +107,12 @@ def all_suites(*, long: bool) -> list[Suite]:
             "unit",
             "tests without vLLM or a cluster",
             # Side by side, file by file: most of their time is waiting for real time-outs.
-            ((*pytest, "-n", "2", "--dist", "loadfile", "-m", "not vllm and not cluster and not gpu"),),
+            ((*side_by_side, "-m", "not vllm and not cluster and not gpu and not stress"),),
+        ),
+        Suite(
+            "stress",
+            "kills, flipped bits and random sequences against the shadow store",
+            ((*side_by_side, "-m", "stress and not vllm and not cluster and not gpu"),),
         ),
         Suite(
             "vllm",

@@ -11,6 +11,7 @@ from typing import Any
 from coda_engine.contract.profile import FullKey
 from coda_engine.contract.reasons import Feature, Reason
 from coda_engine.contract.snapshot import Capability, EngineSnapshot, StepCounters
+from coda_engine.profiling import EngineClient
 from coda_engine.profiling.assumed import assumed_key
 
 KEY = assumed_key(max_context_tokens=2_048, kv_block_bytes=32_000, shadow_layout="pages")
@@ -21,6 +22,7 @@ BLOCK = KEY.block_size
 class ScriptedEngine:
     """An engine with an HBM cache and perhaps a shadow, whose prefills and restores take time in proportion.
 
+    The time is its own (``clock``), so that a busy machine disturbs nothing.
     Faults: other requests run, samples are disturbed, the shadow loses what it took, it dies.
     """
 
@@ -42,6 +44,13 @@ class ScriptedEngine:
     hbm: set[tuple[int, ...]] = field(default_factory=set)
     shadow: set[tuple[int, ...]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    now_s: float = 0.0
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def client(self, url: str, token: str | None = None) -> EngineClient:
+        return EngineClient(url, token, self.clock)
 
     @property
     def key(self) -> FullKey:
@@ -96,7 +105,7 @@ class ScriptedEngine:
         new_tokens = len(prompt) - (hit + restored) * BLOCK
         self.new_tokens.append(new_tokens)
         took_ms = new_tokens * self.ms_per_token + restored * BLOCK * self.restore_ms_per_token
-        threading.Event().wait(took_ms / 1_000)
+        self.now_s += took_ms / 1_000
         self.hbm.update(blocks)
         if self.shadow_bytes and not self.shadow_loses:
             self.shadow.update(blocks)

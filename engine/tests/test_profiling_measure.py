@@ -23,7 +23,7 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(engine: ScriptedEngine, token: str | None = None, samples_file: Path | None = None) -> Profile:
     with served(engine) as url:
-        client = EngineClient(url, token)
+        client = engine.client(url, token)
         return measure_profile(client, quick=True, progress=lambda line: None, samples_file=samples_file)
 
 
@@ -71,7 +71,7 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(tmp_path: Path) -> 
     engine.dies_after = 10**9
     said: list[str] = []
     with served(engine) as url:
-        profile = measure_profile(EngineClient(url), quick=True, progress=said.append, samples_file=samples)
+        profile = measure_profile(engine.client(url), quick=True, progress=said.append, samples_file=samples)
     assert f"going on with {taken} samples of {samples}" in said
     assert {point.x for point in profile.prefill.points} <= {row["spot"]["tokens"] for row in kept}
     assert not samples.exists()
@@ -99,7 +99,7 @@ def test_an_engine_that_does_not_say_what_it_reused_is_told_its_option() -> None
 def test_a_disturbed_sample_is_measured_again() -> None:
     engine = without_shadow(disturb_samples={1, 2, 5})
     with served(engine) as url:
-        sampler = Sampler(EngineClient(url))
+        sampler = Sampler(engine.client(url))
         sampler.sample_ms(Spot(Part.PREFILL, 64))
         assert len(engine.prompts) == 3
         sampler.sample_ms(Spot(Part.PREFILL, 64))
@@ -139,7 +139,7 @@ def test_an_engine_that_is_not_there_is_named() -> None:
 def test_a_refused_delivery_carries_the_engines_reason() -> None:
     engine = without_shadow()
     with served(engine) as url:
-        client = EngineClient(url)
+        client = engine.client(url)
         profile = measure_profile(client, quick=True, progress=lambda line: None)
         assert client.put_profile(profile).digest == "p"
         engine.put_status = 409

@@ -16,13 +16,14 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def measured() -> Profile:
-    with served(ScriptedEngine()) as url:
-        return measure_profile(EngineClient(url), quick=True, progress=lambda line: None)
+    engine = ScriptedEngine()
+    with served(engine) as url:
+        return measure_profile(engine.client(url), quick=True, progress=lambda line: None)
 
 
 def checked(profile: Profile, engine: ScriptedEngine) -> Profile:
     with served(engine) as url:
-        return revalidate(profile, EngineClient(url), progress=lambda line: None)
+        return revalidate(profile, engine.client(url), progress=lambda line: None)
 
 
 def test_another_driver_asks_for_another_look_and_another_model_does_not(measured: Profile) -> None:

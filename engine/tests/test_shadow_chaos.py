@@ -16,6 +16,8 @@ from shadow_harness import DEPTH, LAYOUT, bytes_of, chain_keys, open_index
 from coda_engine.shadow import ShadowError, ShadowPages
 from coda_engine.shadow.index_file import _offsets as index_offsets
 
+pytestmark = pytest.mark.stress
+
 ROUNDS = 2_000 if os.environ.get("CODA_TEST_LONG") == "1" else 200
 ROLES = ("publish_for_ever", "read_for_ever")
 

@@ -5,6 +5,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -12,6 +13,8 @@ from shadow_harness import open_index
 
 from coda_engine.shadow import EvictionPolicyName, ShadowLayout
 from coda_engine.shadow.index_file import participant_byte
+
+pytestmark = pytest.mark.stress
 
 SLOTS = 8
 LAYOUT = ShadowLayout("model", 64, 1, SLOTS)

@@ -3,7 +3,7 @@
 import http.client
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -138,7 +138,13 @@ class ProcessClient:
 
 @dataclass(frozen=True, slots=True)
 class EngineClient(ProcessClient):
-    """One engine's address."""
+    """One engine's address.
+
+    Attributes:
+        clock: Seconds, by which first tokens are timed.
+    """
+
+    clock: Callable[[], float] = time.perf_counter
 
     def full_key(self) -> FullKey:
         """Return the engine's own key.
@@ -186,12 +192,12 @@ class EngineClient(ProcessClient):
                     raise self._unreachable(error) from error
             sent_s = []
             for connection, body in zip(connections, bodies, strict=True):
-                sent_s.append(time.perf_counter())
+                sent_s.append(self.clock())
                 self._send(connection, "POST", _COMPLETIONS_PATH, body)
             answers = []
             for connection, began_s in zip(reversed(connections), reversed(sent_s), strict=True):
                 data = self._answer(connection, "POST", _COMPLETIONS_PATH)
-                answers.append(FirstToken((time.perf_counter() - began_s) * 1_000, _cached_tokens(data)))
+                answers.append(FirstToken((self.clock() - began_s) * 1_000, _cached_tokens(data)))
             return answers[::-1]
         finally:
             for connection in connections:

@@ -121,7 +121,7 @@ def test_observing_execution_admission_counts_plans_and_changes_nothing(tiered):
     lengths = (40, 60, 150, 200)
     script = {0: [(f"r{length}", tokens(length, length), 12) for length in lengths]}
     tiered.run(script)
-    steps = tiered.runtime.steps
+    steps = tiered.runtime.telemetry.steps
     assert sum(steps.cohort_plans.values()) == steps.pure_decode > 0
     assert PlanReason.NO_ATTENTION_PROFILE.value in steps.cohort_plans
     state = tiered.runtime.capabilities.snapshot()[Feature.EXECUTION_ADMISSION]

@@ -148,7 +148,7 @@ class EngineSnapshot(WireModel):
     @classmethod
     def _known_features(cls, value: Any) -> Any:
         """Leave out features that only newer engines have."""
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or value.keys() <= _KNOWN_FEATURES:
             return value
         return {name: state for name, state in value.items() if name in _KNOWN_FEATURES}
 

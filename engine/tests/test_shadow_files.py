@@ -12,7 +12,6 @@ from shadow_harness import LAYOUT, chain_keys, open_index, write_and_publish
 
 from coda_engine.contract.reasons import Reason
 from coda_engine.shadow import ShadowError, ShadowLayout, ShadowPages
-from coda_engine.shadow.files import remove_unused_layouts
 
 KEYS = chain_keys(1)
 UNPRIVILEGED = 65_534
@@ -240,15 +239,19 @@ def test_unused_layouts_go_for_a_new_one_the_oldest_first_and_only_if_need_be(sh
     used.close()
 
 
-def test_unused_layouts_can_be_removed(shadow_folder):
-    used, digests = open_pages(shadow_folder, layout_of("used")), {}
-    for identity in ("kept", "old"):
-        open_pages(shadow_folder, layout_of(identity)).close()
-        digests[identity] = layout_of(identity).digest()
+def test_for_room_a_dead_maker_s_leftovers_go_too_and_nothing_that_is_not_the_shadow_s(shadow_folder, monkeypatch):
+    used = open_pages(shadow_folder, layout_of("used"))
+    kept = names(shadow_folder)
     (shadow_folder / f".coda-shadow-{'0' * 32}.rank0.new").write_bytes(b"left by a maker that died")
     (shadow_folder / "notes.txt").write_text("not ours")
-    assert set(remove_unused_layouts(shadow_folder, keep=digests["kept"])) == {digests["old"], "0" * 32}
-    assert len(names(shadow_folder)) == 5
+
+    def refuse(descriptor, offset, size_bytes):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(ShadowError, match="are free"):
+        open_pages(shadow_folder, layout_of("new"))
+    assert names(shadow_folder) == [*kept, "notes.txt"]
     used.close()
 
 

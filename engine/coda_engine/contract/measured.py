@@ -1,6 +1,5 @@
 """Measured costs as a profile carries them: points, and the held-out points that judge them (paper Appendix A)."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from pydantic import Field, field_validator
@@ -168,8 +167,3 @@ def require_growing(points: list[CurvePoint]) -> list[CurvePoint]:
     if points[-1].ms <= points[0].ms:
         raise ValueError("the cost does not grow: the measurement was disturbed, measure again")
     return points
-
-
-def largest_x(points: Sequence[CurvePoint]) -> int:
-    """Return the largest x that was measured: beyond it the last segment is continued."""
-    return points[-1].x

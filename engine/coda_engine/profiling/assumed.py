@@ -89,12 +89,15 @@ def _held_out(x: int, ms_per_unit: float, offset_ms: float = 0.0, context_tokens
     return HeldOutPoint(x=x, context_tokens=context_tokens, measured_ms=ms, predicted_ms=ms)
 
 
-def _grid(new_tokens: Sequence[int], context_tokens: int, ms_per_token: float, per_context_token: float) -> PrefillGrid:
+def _grid(
+    new_tokens: Sequence[int], context_tokens: int, ms_per_token: float, ms_per_context_token: float
+) -> PrefillGrid:
+    between = context_tokens // 4
     return PrefillGrid(
         rows=[
-            GridRow(context_tokens=context, points=_points(new_tokens, ms_per_token, context * per_context_token))
+            GridRow(context_tokens=context, points=_points(new_tokens, ms_per_token, context * ms_per_context_token))
             for context in (context_tokens // 2, context_tokens)
         ],
-        held_out=[_held_out(new_tokens[0], ms_per_token, context_tokens // 4 * per_context_token, context_tokens // 4)],
+        held_out=[_held_out(new_tokens[0], ms_per_token, between * ms_per_context_token, between)],
         error_bound=_ERROR_BOUND,
     )

@@ -1,6 +1,5 @@
 """What is measured, how often, and how well it must predict: from a first probe and the engine's limits, purely."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
@@ -166,15 +165,6 @@ class MeasurementPlan:
     def parts(self) -> tuple[Part, ...]:
         """The parts that are measured."""
         return tuple(part for part in Part if self.of(part))
-
-    @property
-    def largest_tokens(self) -> int:
-        """The longest prompt."""
-        return max(spot.tokens for spot in self.of(Part.PREFILL))
-
-    def round_s(self, parts: Iterable[Part]) -> float:
-        """Return about how long one round of ``parts`` takes, seconds."""
-        return sum(spot.expected_s(self.tokens_per_s) for part in parts for spot in self.of(part))
 
 
 def plan_measurement(probe_ms: float, limits: EngineLimits, effort: Effort) -> MeasurementPlan:

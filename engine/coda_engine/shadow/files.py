@@ -91,24 +91,6 @@ def open_shared_file(folder: Path, form: FileForm) -> SharedFile:
         ) from error
 
 
-def remove_unused_layouts(folder: Path, keep: str = "") -> list[str]:
-    """Remove the files of every layout in ``folder`` that nobody has open, except the digest ``keep``'s.
-
-    Returns:
-        The digests that were removed, the longest unused first.
-    """
-    if not folder.is_dir():
-        return []
-    locks = _folder_locks(folder)
-    removed = []
-    try:
-        while (digest := _remove_oldest_unused(folder, keep, locks)) is not None:
-            removed.append(digest)
-    finally:
-        locks.close()
-    return removed
-
-
 def _check_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -86,6 +86,21 @@ def test_who_writes_for_a_reservation_that_is_gone_is_told_so(index, pages):
     assert pages.begin_write(refs[2])
 
 
+def test_a_page_is_held_until_its_slot_is_anothers(index, pages, shadow_folder):
+    scheduler = open_index(shadow_folder)
+    first, second = write_and_publish(scheduler, pages, KEYS[:2])
+    assert scheduler.pin([first.key, second.key])
+    index.sync()
+    index.poison([second])
+    assert pages.holds(first)
+    assert pages.holds(second)
+    scheduler.close()
+    index.sync()
+    assert index.reserve([b"%d" % number for number in range(LAYOUT.slots)]) is not None
+    assert not pages.holds(first)
+    assert not pages.holds(second)
+
+
 def test_a_writer_keeps_its_schedulers_reservation_until_it_closes(index, pages, shadow_folder):
     scheduler = open_index(shadow_folder)
     refs = scheduler.reserve(KEYS)

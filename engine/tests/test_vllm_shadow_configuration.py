@@ -202,8 +202,9 @@ def test_resetting_the_connectors_cache_closes_the_shadow(vllm_config, folder):
         lambda c: setattr(c.parallel_config, "tensor_parallel_size", 2),
         lambda c: setattr(c.cache_config, "prefix_caching_hash_algo", "sha256_cbor"),
         lambda c: setattr(c.model_config.hf_config, "rope_theta", 5.0),
+        lambda c: setattr(c.model_config, "max_model_len", 512),
     ],
-    ids=["revision", "KV type", "ranks", "hash", "rope"],
+    ids=["revision", "KV type", "ranks", "hash", "rope", "longest context (LongRoPE chooses its factors by it)"],
 )
 def test_what_changes_a_blocks_bytes_or_hash_changes_the_identity(own_config, change):
     before = configured_identity(own_config)

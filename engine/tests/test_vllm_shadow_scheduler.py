@@ -6,6 +6,8 @@ import pytest
 from shadow_engine_harness import shadow_folder
 from shadow_scheduler_harness import Faults, agents, driving, shadowed
 
+from coda_engine.contract.reasons import Reason
+
 HBM_BLOCKS, SHADOW_BLOCKS = 60, 300
 
 
@@ -81,6 +83,31 @@ def test_two_engines_on_a_node_share_pages_in_the_middle_of_each_others_steps(vl
         statistics = first.manager.index.statistics()
         assert (statistics.pinned_pages, statistics.writing_pages) == (0, 0)
         assert first.manager.counters.restored + second.manager.counters.restored > 1_000
+
+
+def test_a_page_that_goes_to_another_engine_in_the_middle_of_a_restore_is_not_served(vllm_config, folder):
+    config, prompt = shadowed(vllm_config, folder, 40), list(range(500))
+    with driving(config, HBM_BLOCKS) as first, driving(config, HBM_BLOCKS) as second:
+        first.add("a", prompt)
+        first.finish()
+        first.scheduler.reset_prefix_cache()
+        copies = first.ranks[0].connector.connector_worker.worker._copies
+        from_page = copies.from_page
+
+        def closed_and_taken(page, block):
+            # The shadow closes while the copy runs, and with it go the pins; another engine needs the room.
+            if first.manager.index is not None:
+                first.manager.close(Reason.DISABLED_BY_SETTINGS, "closed by the test")
+                for number in range(3):
+                    second.add(f"other-{number}", [number + 2] * 600)
+                    second.finish()
+            from_page(page, block)
+
+        copies.from_page = closed_and_taken
+        first.add("b", prompt)
+        first.finish()
+        assert first.manager.index is None
+        assert second.manager.index.statistics().evicted > 0
 
 
 def test_an_engine_that_comes_later_finds_everything(vllm_config, folder):

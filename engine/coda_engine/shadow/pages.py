@@ -13,7 +13,7 @@ from coda_engine.shadow.files import FileForm, SharedFile, open_shared_file
 from coda_engine.shadow.index_file import IndexFile, participant_byte
 from coda_engine.shadow.layout import PageRef, ShadowLayout
 from coda_engine.shadow.locks import call_in_forked_child
-from coda_engine.shadow.records import SlotState, decode_record
+from coda_engine.shadow.records import SlotRecord, SlotState, decode_record
 
 _MAGIC = b"CODASHPG"
 _SCHEMA = 1
@@ -114,6 +114,17 @@ class ShadowPages:
         start = _seal_byte(ref.slot)
         return self._data.memory[start : start + _SEAL_BYTES] == _seal(ref, payload if copy is None else copy)
 
+    def holds(self, ref: PageRef) -> bool:
+        """Return whether the page is still this reservation's; to be asked after its bytes were copied.
+
+        A pin keeps a page, but it goes with the scheduler that pinned it: one that closes its index in the middle of
+        a copy leaves the page to others. A page is written anew only after its record says so, so bytes that were
+        ``intact`` before the copy, in a page that is still held after it, are what was copied.
+        """
+        self._check_open()
+        record = self._record_of(ref.slot)
+        return record is not None and record.generation == ref.generation
+
     def close(self) -> None:
         """Give up the mapping and every reservation taken part in; a second call does nothing."""
         if not self._is_open:
@@ -132,12 +143,16 @@ class ShadowPages:
             raise ValueError("the shadow's pages are closed, or were opened by the parent of this process")
 
     def _owner_of(self, ref: PageRef) -> int | None:
+        record = self._record_of(ref.slot)
+        is_ours = record is not None and record.state == SlotState.WRITING and record.generation == ref.generation
+        return record.owner if record is not None and is_ours else None
+
+    def _record_of(self, slot: int) -> SlotRecord | None:
         for _ in range(_LOOKS):
             # Read without the lock: while somebody replaces the record it looks damaged.
-            record = decode_record(ref.slot, self._index.record(ref.slot))
+            record = decode_record(slot, self._index.record(slot))
             if record is not None:
-                is_ours = record.state == SlotState.WRITING and record.generation == ref.generation
-                return record.owner if is_ours else None
+                return record
         return None
 
 

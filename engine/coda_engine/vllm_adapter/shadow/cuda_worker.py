@@ -45,6 +45,8 @@ class LoadJob:
 
     outcome: Outcome
     started_s: float
+    blocks: list[int]
+    refs: Sequence[PageRef | None]
     checking: Future[Batch | None]
 
 
@@ -71,22 +73,24 @@ class CudaShadowWorker(ShadowWorker):
         outcome, refs = Outcome(job_id), given_pages(dst_spec)
         job = self._stores[job_id] = StoreJob(outcome, time.perf_counter(), [], None)
         try:
-            job.refs = [ref for ref in refs if self._pages.begin_write(ref)]
-            pairs = [
-                (block, ref) for block, ref in zip(src_spec.block_ids.tolist(), refs, strict=True) if ref in job.refs
-            ]
+            pairs = []
+            for block, ref in zip(src_spec.block_ids.tolist(), refs, strict=True):
+                if self._pages.begin_write(ref):
+                    pairs.append((block, ref))
+                else:
+                    outcome.failures.unwritten_pages.append(ref)
+            job.refs = [ref for _, ref in pairs]
             job.batch = self._copy(self._store_stream, pairs, self._computed(), to_pages=True)
-            outcome.failures.unwritten_pages += [ref for ref in refs if ref not in job.refs]
         except Exception:
             logger.exception("coda KVShadow: blocks could not be published")
-            outcome.failures.unwritten_pages += refs
+            outcome.failures.unwritten_pages = refs
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         """Start checking pages; those up to the first unusable one are copied into their blocks."""
         outcome, blocks, refs = Outcome(job_id), dst_spec.block_ids.tolist(), page_list(src_spec)
         checking = self._checker.submit(self._check_and_copy, outcome, blocks, refs, self._computed())
-        self._loads[job_id] = LoadJob(outcome, time.perf_counter(), checking)
+        self._loads[job_id] = LoadJob(outcome, time.perf_counter(), blocks, refs, checking)
         return True
 
     def wait(self, job_ids: set[int]) -> None:
@@ -116,9 +120,18 @@ class CudaShadowWorker(ShadowWorker):
                 del self._stores[job_id]
         for job_id, load in list(self._loads.items()):
             if load.checking.done() and ((batch := load.checking.result()) is None or batch.done.query()):
+                self._give_up_lost(load)
                 outcomes.append(_closed(load))
                 del self._loads[job_id]
         return outcomes
+
+    def _give_up_lost(self, job: LoadJob) -> None:
+        """Fail the copied blocks from the first page on that has become another's meanwhile."""
+        copied = job.outcome.copied_bytes // self._blocks.page_bytes
+        for position, ref in enumerate(job.refs[:copied]):
+            if ref is None or not self._pages.holds(ref):
+                job.outcome.load_failed(job.blocks[position:], ref)
+                return
 
     def _stored(self, job: StoreJob) -> bool:
         """Return whether a store is over; starts the sealing once the copies are."""

@@ -68,6 +68,8 @@ def configured_identity(config: VllmConfig) -> str:
             "model": model_digest(config),
             "weights": weights_identity(config),
             "revision": model.revision or "",
+            # Positions are encoded by it in some models (LongRoPE chooses its factors by the longest context).
+            "longest_context_tokens": model.max_model_len,
             "dtype": str(model.dtype),
             "quantization": model.quantization or "",
             "load_format": str(config.load_config.load_format),

@@ -161,10 +161,10 @@ class HostShadowWorker(ShadowWorker):
             if not self._pages.intact(ref):
                 return False
             self._copies.from_page(self._pages.page(ref.slot), block)
+            return self._pages.holds(ref)
         except Exception:
             logger.exception("coda KVShadow: a page could not be restored")
             return False
-        return True
 
     def _end(self, outcome: Outcome, started_s: float) -> None:
         outcome.seconds = time.perf_counter() - started_s

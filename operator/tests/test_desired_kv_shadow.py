@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from operator_builders import cluster_of
 
@@ -51,12 +53,20 @@ def test_the_engine_is_told_size_folder_and_eviction():
 def test_a_nodes_shadow_is_one_folder_for_each_cluster_and_is_made_the_engines_own():
     spec = pod(cluster_of(kvShadow={"size": "4Gi", "scope": "Node"}))
     (volume,) = shadow_volumes(spec)
-    assert volume["hostPath"] == {"path": "/dev/shm/coda-shadow-team-demo", "type": "DirectoryOrCreate"}
+    assert volume["hostPath"] == {"path": "/dev/shm/coda-shadow-team_demo", "type": "DirectoryOrCreate"}
     owner = next(container for container in spec["initContainers"] if container["name"] == "shadow-folder")
     assert "chown 65532 /shadow && chmod 0700 /shadow" in owner["command"][-1]
     assert owner["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
     assert [mount["mountPath"] for mount in owner["volumeMounts"]] == [SHADOW_DIR]
     assert "runAsUser" not in spec["containers"][0]["securityContext"]
+
+
+def test_no_two_clusters_have_the_same_folder_on_a_node():
+    clusters = [
+        replace(cluster_of(kvShadow={"size": "4Gi", "scope": "Node"}), namespace=namespace, name=name)
+        for namespace, name in (("team", "a-b"), ("team-a", "b"), ("team", "a.b"), ("team", "a"))
+    ]
+    assert len({shadow_volumes(pod(cluster))[0]["hostPath"]["path"] for cluster in clusters}) == len(clusters)
 
 
 def test_the_profilers_shadow_is_never_the_nodes():

@@ -16,7 +16,8 @@ _NODE_MEMORY = "/dev/shm"  # noqa: S108 - the node's shared memory, not a tempor
 def shadow_volume(cluster: Cluster, *, on_node: bool) -> dict[str, Any]:
     """Return the volume of the CPU shadow: the pod's own memory, or this CodaCluster's folder on the node."""
     if on_node:
-        path = f"{_NODE_MEMORY}/{SHADOW_FOLDER_PREFIX}{cluster.namespace}-{cluster.name}"
+        # A namespace has no underscore: with a hyphen here "a" and "b-c" would name the same folder as "a-b" and "c".
+        path = f"{_NODE_MEMORY}/{SHADOW_FOLDER_PREFIX}{cluster.namespace}_{cluster.name}"
         return {"name": SHADOW_VOLUME, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
     size = str(shadow_space_bytes(cluster.spec))
     return {"name": SHADOW_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": size}}

@@ -65,6 +65,7 @@ UNSUPPORTED = {
     "several nodes": lambda c: setattr(c.parallel_config, "world_size", 4),
     "full attention": lambda c: setattr(c.model_config, "attention_chunk_size", 8_192),
     "speculative decoding": lambda c: setattr(c, "speculative_config", SimpleNamespace()),
+    "weights may be exchanged": lambda c: setattr(c, "weight_transfer_config", SimpleNamespace()),
     "hashed by name": lambda c: setattr(c, "lora_config", SimpleNamespace()),
     "encoder-cache connector": lambda c: setattr(c, "ec_transfer_config", SimpleNamespace()),
     "neither a CPU nor CUDA": lambda c: setattr(c.device_config, "device_type", "tpu"),

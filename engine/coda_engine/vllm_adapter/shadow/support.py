@@ -43,6 +43,9 @@ def unsupported_configuration(config: VllmConfig) -> str:
         or model.runner_type == "pooling",
         "speculative decoding is on; remove --speculative-config": config.speculative_config is not None,
         "adapters are hashed by name, not by content; remove --enable-lora": config.lora_config is not None,
+        "weights may be exchanged while the engine runs; remove --weight-transfer-config": (
+            config.weight_transfer_config is not None
+        ),
         "weights that come neither from a folder nor from a hub's commit cannot be told from others": (
             not weights_identity(config)
         ),

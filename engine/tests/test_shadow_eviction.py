@@ -116,6 +116,23 @@ def test_protected_pages_stay_and_without_others_nothing_is_reserved(opened):
     assert not index.ready(keys[3])
 
 
+class AskedOneByOne(dict):
+    """A long context's keys: going through them for each block would cost the engine's thread milliseconds."""
+
+    def __iter__(self):
+        raise AssertionError("the whole context is walked")
+
+
+def test_a_protected_context_is_not_walked_for_each_block(opened):
+    index = opened(10)
+    context = AskedOneByOne.fromkeys([single(number) for number in range(100)])
+    for number in range(20):
+        refs = index.reserve([single(1_000 + number)], protect=context)
+        assert refs is not None
+        index.publish(refs)
+    assert index.statistics().evicted > 0
+
+
 def test_protected_pages_are_victims_again_later(opened):
     index = opened(4)
     for number in range(4):

@@ -236,8 +236,7 @@ class ShadowIndex:
     def _reserve(self, keys: Sequence[bytes], protect: Collection[bytes]) -> list[PageRef] | None:
         mirror, session = self._mirror, self._session
         wanted = [key for key in dict.fromkeys(keys) if key not in mirror.ready and key not in mirror.writing]
-        protected = {mirror.ready[key] for key in (*keys, *protect) if key in mirror.ready}
-        slots = self._room.find(len(wanted), protected)
+        slots = self._room.find(len(wanted), (frozenset(keys), protect))
         if slots is None:
             return None
         refs = []

@@ -20,6 +20,7 @@ from vllm.v1.request import Request
 from coda_engine.contract.reasons import Feature
 from coda_engine.vllm_adapter.compat import Gate, check, installed_version
 from coda_engine.vllm_adapter.config import ENV_PAGE_FILES, AdapterConfig, current
+from coda_engine.vllm_adapter.hooking import is_hooked, mark_hooked
 from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.runtime import RUNTIME_ATTRIBUTE, EngineRuntime
 from coda_engine.vllm_adapter.scheduler.hook import hook_construction
@@ -75,7 +76,7 @@ def _with_pages(config: AdapterConfig) -> AdapterConfig:
 
 def _hook_identity(core_class: type[EngineCore]) -> None:
     original = core_class.preprocess_add_request
-    if hasattr(original, "coda_hooked"):
+    if is_hooked(original):
         return
 
     @functools.wraps(original)
@@ -86,13 +87,13 @@ def _hook_identity(core_class: type[EngineCore]) -> None:
         preprocessed: tuple[Request, int] = original(self, request)
         return preprocessed
 
-    identify_and_preprocess.coda_hooked = True  # type: ignore[attr-defined]
+    mark_hooked(identify_and_preprocess)
     core_class.preprocess_add_request = identify_and_preprocess
 
 
 def _hook_shutdown(process_class: type[EngineCoreProc]) -> None:
     original = process_class._handle_shutdown
-    if hasattr(original, "coda_hooked"):
+    if is_hooked(original):
         return
 
     @functools.wraps(original)
@@ -104,7 +105,7 @@ def _hook_shutdown(process_class: type[EngineCoreProc]) -> None:
                 runtime.shutdown_requested()
         return goes_on
 
-    handle_and_tell.coda_hooked = True  # type: ignore[attr-defined]
+    mark_hooked(handle_and_tell)
     process_class._handle_shutdown = handle_and_tell
 
 

@@ -12,9 +12,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from coda_engine.vllm_adapter.hooking import is_hooked, mark_hooked
 from coda_engine.vllm_adapter.log import logger
-
-_MARK = "coda_hooked"
 
 
 class StepListener(Protocol):
@@ -40,7 +39,7 @@ class StepListener(Protocol):
 def hook_construction(scheduler_class: type[Scheduler], built: Callable[[Scheduler], object]) -> None:
     """Call ``built`` with each scheduler right after its construction; an error in it is logged only."""
     original = scheduler_class.__init__
-    if hasattr(original, _MARK):
+    if is_hooked(original):
         return
 
     @functools.wraps(original)
@@ -51,7 +50,7 @@ def hook_construction(scheduler_class: type[Scheduler], built: Callable[[Schedul
         except Exception:
             logger.exception("coda is off: it could not attach to the scheduler; vLLM serves without it")
 
-    setattr(construct, _MARK, True)
+    mark_hooked(construct)
     scheduler_class.__init__ = construct
 
 

@@ -11,19 +11,18 @@ from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from coda_engine.vllm_adapter.config import ShadowConfig
+from coda_engine.vllm_adapter.hooking import is_hooked, mark_hooked
 from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.shadow.layout import PLAN_FIELD, ShadowPlan, configured_identity
 from coda_engine.vllm_adapter.shadow.support import unsupported_configuration
 
 CONNECTOR = "CodaShadowConnector"
 
-_HOOKED = "coda_hooked"
-
 
 def hook_configuration(arguments_class: type[EngineArgs], config: ShadowConfig) -> None:
     """Configure the shadow in every engine whose arguments this process resolves."""
     original = arguments_class.create_engine_config
-    if hasattr(original, _HOOKED):
+    if is_hooked(original):
         return
 
     @functools.wraps(original)
@@ -36,7 +35,7 @@ def hook_configuration(arguments_class: type[EngineArgs], config: ShadowConfig) 
             logger.exception("coda KVShadow is off: it could not be configured")
         return resolved
 
-    setattr(create_and_configure, _HOOKED, True)
+    mark_hooked(create_and_configure)
     arguments_class.create_engine_config = create_and_configure
 
 

@@ -5,10 +5,9 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
+from coda_engine.vllm_adapter.hooking import is_hooked, mark_hooked
 from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.tracing.attributes import Attributes, detach
-
-_MARK = "coda_hooked"
 
 
 def hook_spans(module: ModuleType) -> None:
@@ -19,7 +18,7 @@ def hook_spans(module: ModuleType) -> None:
             spans are its members.
     """
     trace, make_span = module.OutputProcessor.do_tracing, module.instrument_manual
-    if hasattr(trace, _MARK):
+    if is_hooked(trace):
         return
     current: ContextVar[Attributes | None] = ContextVar("coda_span_attributes", default=None)
 
@@ -35,7 +34,7 @@ def hook_spans(module: ModuleType) -> None:
     def make_span_with_attributes(*args: Any, attributes: dict[str, Any] | None = None, **kwargs: Any) -> Any:
         return make_span(*args, attributes={**(attributes or {}), **(current.get() or {})}, **kwargs)
 
-    setattr(trace_with_attributes, _MARK, True)
+    mark_hooked(trace_with_attributes)
     module.OutputProcessor.do_tracing = trace_with_attributes
     module.instrument_manual = make_span_with_attributes  # type: ignore[attr-defined]
 

@@ -1,8 +1,18 @@
 """The capability vector: which of Coda's features run in this engine, and why (not)."""
 
+from dataclasses import dataclass
+
 from coda_engine.contract.reasons import Feature, Reason
 from coda_engine.contract.snapshot import Capability
 from coda_engine.vllm_adapter.log import logger
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a part of Coda is not there: what the capability vector will say of it."""
+
+    reason: Reason
+    detail: str
 
 
 class CapabilityVector:

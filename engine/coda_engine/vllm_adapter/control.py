@@ -11,18 +11,10 @@ from coda_engine.policy.cost import cost_model
 from coda_engine.policy.execution_admission import CompatibilityAware
 from coda_engine.policy.selection import execution_admission_policy, state_admission_policy
 from coda_engine.policy.state_admission import Fifo
-from coda_engine.vllm_adapter.capabilities import CapabilityVector
+from coda_engine.vllm_adapter.capabilities import CapabilityVector, Refusal
 from coda_engine.vllm_adapter.config import FileText
 from coda_engine.vllm_adapter.scheduler.admission import AdmissionPlan
 from coda_engine.vllm_adapter.telemetry.pages import ControlDocument
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why there is no profile in force."""
-
-    reason: Reason
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)

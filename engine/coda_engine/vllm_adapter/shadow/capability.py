@@ -3,10 +3,9 @@
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from coda_engine.contract.reasons import Feature, Reason
-from coda_engine.vllm_adapter.capabilities import CapabilityVector
+from coda_engine.vllm_adapter.capabilities import CapabilityVector, Refusal
 from coda_engine.vllm_adapter.config import ShadowConfig
 from coda_engine.vllm_adapter.shadow.connector import CodaShadowConnector
-from coda_engine.vllm_adapter.shadow.manager import Refusal
 from coda_engine.vllm_adapter.shadow.support import unsupported_configuration
 
 

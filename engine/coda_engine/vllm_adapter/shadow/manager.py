@@ -23,6 +23,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from coda_engine.contract.reasons import Reason
 from coda_engine.shadow import PageRef, ShadowError, ShadowIndex
+from coda_engine.vllm_adapter.capabilities import Refusal
 from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.shadow.messages import ShadowPageList, TransferFailures
 
@@ -30,14 +31,6 @@ FAILED_LOADS_PER_REQUEST = 3
 """Failed loads after which a request computes its prompt; it ends retrying whatever the reason of the failures."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why there is no shadow."""
-
-    reason: Reason
-    detail: str
 
 
 @dataclass(slots=True)

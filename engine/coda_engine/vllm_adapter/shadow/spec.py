@@ -7,10 +7,11 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from coda_engine.contract.reasons import Reason
 from coda_engine.shadow import ShadowError, ShadowIndex, ShadowLayout, ShadowPages
+from coda_engine.vllm_adapter.capabilities import Refusal
 from coda_engine.vllm_adapter.log import logger
 from coda_engine.vllm_adapter.shadow.blocks import KvBlocks
 from coda_engine.vllm_adapter.shadow.layout import ShadowPlan, shadow_layout
-from coda_engine.vllm_adapter.shadow.manager import Refusal, ShadowManager
+from coda_engine.vllm_adapter.shadow.manager import ShadowManager
 from coda_engine.vllm_adapter.shadow.messages import ShadowHandshake
 from coda_engine.vllm_adapter.shadow.worker import HostShadowWorker, NoPagesWorker, ShadowWorker
 

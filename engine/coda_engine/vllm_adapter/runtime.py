@@ -32,7 +32,6 @@ from coda_engine.vllm_adapter.scheduler.residency import ResidencyIndex
 from coda_engine.vllm_adapter.scheduler.support import unsupported_configuration
 from coda_engine.vllm_adapter.shadow.capability import report_shadow
 from coda_engine.vllm_adapter.telemetry.observed import ObservedEngine
-from coda_engine.vllm_adapter.telemetry.snapshot import ready_at_ms
 from coda_engine.vllm_adapter.telemetry.telemetry import Telemetry
 
 RUNTIME_ATTRIBUTE = "coda_runtime"
@@ -253,9 +252,7 @@ class EngineRuntime:
             return
         pool = scheduler.kv_cache_manager.block_pool
         index = ResidencyIndex(pool)
-        admission = StateAdmission(
-            scheduler, index, lambda request: ready_at_ms(request, self.identities), self._admission_failed
-        )
+        admission = StateAdmission(scheduler, index, self.identities.ready_at_ms, self._admission_failed)
         queue = FrontierQueue(admission, scheduler.waiting)
         index.install()
         scheduler.waiting = queue

@@ -4,6 +4,8 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from vllm.v1.request import Request
+
 MAX_ENTRIES = 8_192
 
 
@@ -47,6 +49,11 @@ class IdentityTable:
     def get(self, request_id: str) -> RequestIdentity:
         """Return what is known of the request; :data:`UNKNOWN` without an entry."""
         return self._entries.get(request_id, UNKNOWN)
+
+    def ready_at_ms(self, request: Request) -> float:
+        """Return when the request became logically ready, Unix milliseconds (its arrival here less its age then)."""
+        arrived_at_ms: float = request.arrival_time * 1000.0
+        return arrived_at_ms - self.get(request.request_id).ready_age_ms
 
     def drop(self, request_id: str) -> None:
         """Forget a request that is over."""

@@ -9,7 +9,6 @@ from vllm.v1.request import Request
 
 from coda_engine.contract.interface import FRONTIER_REQUESTS
 from coda_engine.contract.snapshot import EngineSnapshot, Reservation, StepCounters
-from coda_engine.vllm_adapter.identity.table import IdentityTable
 from coda_engine.vllm_adapter.scheduler.steps import StepObserver
 from coda_engine.vllm_adapter.telemetry.observed import ObservedEngine
 from coda_engine.vllm_adapter.telemetry.shadow_figures import ShadowFigures, ShadowReader
@@ -118,7 +117,7 @@ class SnapshotGatherer:
         return inspector.resident_tokens(request) + inspector.restorable_tokens(request)
 
     def _oldest_wait_ms(self, waiting: list[Request], now_ms: float) -> float:
-        return max((now_ms - ready_at_ms(request, self._identities) for request in waiting), default=0.0)
+        return max((now_ms - self._identities.ready_at_ms(request) for request in waiting), default=0.0)
 
     def _head_demand(self, waiting: list[Request]) -> dict[int, int]:
         demand: dict[int, int] = {}
@@ -139,7 +138,7 @@ class SnapshotGatherer:
         inspector = self._admission.inspector
         return Reservation(
             tier=self._tier(request),
-            wait_ms=now_ms - ready_at_ms(request, self._identities),
+            wait_ms=now_ms - self._identities.ready_at_ms(request),
             kv_blocks=inspector.inspect(request, inspector.capacity.room()).additional_kv_blocks,
         )
 
@@ -161,9 +160,3 @@ class SnapshotGatherer:
             shadow_pages=shadow.events,
             failed_restores=shadow.counters.failed_loads,
         )
-
-
-def ready_at_ms(request: Request, identities: IdentityTable) -> float:
-    """Return when the request became logically ready, Unix milliseconds (its arrival here less its age then)."""
-    ready: float = request.arrival_time * 1000.0 - identities.get(request.request_id).ready_age_ms
-    return ready

@@ -6,6 +6,7 @@ from shadow_engine_harness import BLOCK_BYTES, BLOCK_TOKENS, ShadowEngine, flip_
 from vllm.v1.request import RequestStatus
 
 from coda_engine.contract.reasons import Feature, Reason
+from coda_engine.vllm_adapter.scheduler.shadow_residency import shadow_key
 from coda_engine.vllm_adapter.shadow.manager import FAILED_LOADS_PER_REQUEST
 
 SHADOW_BLOCKS = 200
@@ -59,7 +60,7 @@ def prompt_keys(engine, prompt):
         data_parallel_rank=None,
     )
     hashes = Request.from_engine_core_request(request, engine.core.request_block_hasher).block_hashes
-    return [engine.connector.coda_shadow.key(block_hash) for block_hash in hashes]
+    return [shadow_key(block_hash) for block_hash in hashes]
 
 
 def test_the_plug_in_configured_the_shadow_and_says_so(fresh):
@@ -270,7 +271,7 @@ def test_the_transfers_that_waiting_requests_are_passed_over_for_are_told(fresh,
     shadow, told = fresh.connector.coda_shadow, []
 
     def is_passed_over(request):
-        keys = {shadow.key(block_hash) for block_hash in request.block_hashes}
+        keys = {shadow_key(block_hash) for block_hash in request.block_hashes}
         return shadow.has_transfers(request.request_id) or not keys.isdisjoint(shadow.keys_being_restored)
 
     def look(step):

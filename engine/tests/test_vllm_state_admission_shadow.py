@@ -13,6 +13,7 @@ from vllm.v1.request import RequestStatus
 from coda_engine.contract.reasons import Feature, Reason
 from coda_engine.contract.settings import StateAdmissionPolicyName
 from coda_engine.vllm_adapter.scheduler.queue import FrontierQueue
+from coda_engine.vllm_adapter.scheduler.shadow_residency import shadow_key
 
 HBM_BLOCKS, SHADOW_BLOCKS = 60, 300
 WAITS = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
@@ -192,7 +193,7 @@ class Invariants:
         hit = inspector.capacity.native_hit(request)
         index, shadow = self.drive.manager.index, self.drive.connector.coda_shadow
         restorable, limit = len(hit), request.num_tokens // BLOCK_TOKENS
-        while restorable < limit and index.ready(shadow.key(request.block_hashes[restorable])):
+        while restorable < limit and index.ready(shadow_key(request.block_hashes[restorable])):
             restorable += 1
         restore_blocks = restorable - len(hit) if shadow.may_restore(request.request_id) else 0
         assert inspector.resident_tokens(request) == len(hit) * BLOCK_TOKENS

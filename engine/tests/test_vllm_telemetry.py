@@ -17,6 +17,7 @@ from coda_engine.vllm_adapter.config import ENV_PAGE_FILES
 from coda_engine.vllm_adapter.http.reader import PagesReader
 from coda_engine.vllm_adapter.identity.table import RequestIdentity
 from coda_engine.vllm_adapter.runtime import EngineRuntime
+from coda_engine.vllm_adapter.scheduler.shadow_residency import shadow_key
 from coda_engine.vllm_adapter.telemetry.catalogue import CATALOGUE, PREFIX
 from coda_engine.vllm_adapter.telemetry.page import PageFiles
 from coda_engine.vllm_adapter.telemetry.pages import CAPACITIES
@@ -171,7 +172,7 @@ def test_a_page_that_vanishes_from_the_shadow_shortens_the_session(engine):
     assert engine.session("s").shadow_tokens == 640
     request = engine.drive.requests["r0"]
     shadow = engine.drive.scheduler.connector.coda_shadow
-    refs = shadow.index.pin([shadow.key(request.block_hashes[7])])
+    refs = shadow.index.pin([shadow_key(request.block_hashes[7])])
     assert not engine.runtime.telemetry.sessions.doubtful
     shadow.index.poison(refs)
     shadow.index.unpin(refs)
@@ -203,7 +204,6 @@ def test_sessions_of_a_long_run_are_what_the_tiers_really_hold(engine):
     document = json.loads(engine.runtime.telemetry.sessions.gather()(1))
     rows = {row[0]: (row[1], row[2]) for row in document["rows"]}
     pool, ready = engine.drive.scheduler.kv_cache_manager.block_pool, engine.drive.manager.index.ready
-    shadow = engine.drive.scheduler.connector.coda_shadow
     expected = {}
     for session, name in last.items():
         hashes = engine.drive.requests[name].block_hashes
@@ -211,7 +211,7 @@ def test_sessions_of_a_long_run_are_what_the_tiers_really_hold(engine):
         while resident < len(hashes) and pool.get_cached_block(hashes[resident], [0]):
             resident += 1
         anywhere = resident
-        while anywhere < len(hashes) and ready(shadow.key(hashes[anywhere])):
+        while anywhere < len(hashes) and ready(shadow_key(hashes[anywhere])):
             anywhere += 1
         if anywhere:
             expected[session] = (resident * BLOCK_TOKENS, anywhere * BLOCK_TOKENS)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
-from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId, make_block_hash_with_group_id
+from vllm.v1.core.kv_cache_utils import BlockHash, BlockHashWithGroupId
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -18,6 +18,9 @@ from coda_engine.vllm_adapter.identity.table import RequestIdentity
 from coda_engine.vllm_adapter.reclaim.gaps import MAX_TOOLS, LearntGaps, SessionGaps
 from coda_engine.vllm_adapter.reclaim.owners import BlockOwners
 from coda_engine.vllm_adapter.reclaim.window import NATIVE, ReclaimPlan, VictimWindow
+from coda_engine.vllm_adapter.scheduler.residency import pool_key
+from coda_engine.vllm_adapter.scheduler.shadow_residency import shadow_key
+from coda_engine.vllm_adapter.scheduler.shadow_tier import open_shadow
 
 _PROBE = BlockHash(b"probe")
 
@@ -84,11 +87,10 @@ class Reclaim:
 
     def published(self) -> Callable[[BlockHashWithGroupId], bool] | None:
         """Return the shadow's look-up; None while there is none, or if its keys are not the pool's."""
-        shadow = getattr(self._scheduler.connector, "coda_shadow", None)
-        if shadow is None or shadow.key(_PROBE) != make_block_hash_with_group_id(_PROBE, 0):
+        shadow = open_shadow(self._scheduler)
+        if shadow is None or shadow_key(_PROBE) != pool_key(_PROBE):
             return None
-        ready: Callable[[BlockHashWithGroupId], bool] = shadow.index.ready
-        return ready
+        return shadow.index.ready
 
     def use(self, settings: ReclaimSettings, capabilities: CapabilityVector) -> None:
         """Reclaim by ``settings`` from now on, as far as the engine has what they need, and say so."""

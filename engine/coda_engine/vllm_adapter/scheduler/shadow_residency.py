@@ -17,6 +17,11 @@ from coda_engine.vllm_adapter.scheduler.residency import CURRENT
 _GROUP_SUFFIX = make_offload_key(b"", 0)
 
 
+def shadow_key(block_hash: bytes) -> bytes:
+    """Return the shadow's key of a block hash (group 0, the only one in supported configurations)."""
+    return block_hash + _GROUP_SUFFIX
+
+
 class ReadyKeys(Protocol):
     """The part of a shadow's index that admission reads."""
 

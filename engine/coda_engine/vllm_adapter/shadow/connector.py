@@ -13,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandsha
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
-from vllm.v1.kv_offload.base import ReqContext, make_offload_key
+from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.outputs import KVConnectorOutput
 
 from coda_engine.contract.reasons import Reason
@@ -42,10 +42,6 @@ class CodaShadow:
     def outstanding_restore_bytes(self) -> int:
         """Bytes of the restores that have been ordered and have not ended."""
         return self._manager.outstanding_restore_bytes
-
-    def key(self, block_hash: bytes) -> bytes:
-        """Return the key under which a block of this hash is published."""
-        return make_offload_key(block_hash, 0)
 
     @property
     def keys_being_restored(self) -> Collection[bytes]:

@@ -37,6 +37,7 @@ from coda_engine.vllm_adapter.shadow.worker import HostShadowWorker
 TOKEN_BYTES = 8
 PAGE_BYTES = BLOCK_TOKENS * TOKEN_BYTES
 _MASK = 2**64 - 1
+_LONG_CONTEXT_TOKENS = 900
 
 
 def shadowed(config: VllmConfig, folder: Path, blocks: int, ranks: int = 1) -> VllmConfig:
@@ -267,7 +268,7 @@ def agents(drive: ShadowDrive, rng: random.Random, sessions: int, aborts: float)
                 contexts[number] = contexts[rng.randrange(sessions)][: rng.randrange(32, 200)]
             context = contexts[number] + [rng.randrange(1_000) for _ in range(rng.randrange(1, 90))]
             drive.add(f"s{number}-{turn}", context, max_tokens=rng.randrange(1, 25), arrival_s=time.time())
-            contexts[number] = context if len(context) < 900 else context[:100]
+            contexts[number] = context if len(context) < _LONG_CONTEXT_TOKENS else context[:100]
             turn += 1
         if live and rng.random() < aborts:
             drive.abort([rng.choice(live)])
@@ -278,6 +279,7 @@ def agents(drive: ShadowDrive, rng: random.Random, sessions: int, aborts: float)
                 drive._chains.pop(name, None)
                 if finished.status != RequestStatus.FINISHED_ABORTED:
                     session = int(name[1:].split("-")[0])
-                    if len(finished.all_token_ids) > len(contexts[session]):
+                    # A context that has become long begins anew, as above: one that outgrew HBM would wait for ever.
+                    if len(contexts[session]) < len(finished.all_token_ids) < _LONG_CONTEXT_TOKENS:
                         contexts[session] = list(finished.all_token_ids)
         yield

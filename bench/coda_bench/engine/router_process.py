@@ -3,16 +3,13 @@
 import asyncio
 import os
 import shutil
-import signal
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
-
+from coda_bench.engine.child import end_group, wait_until_serving
 from coda_bench.engine.server import EngineStartError
 from coda_bench.ports import free_ports
 from coda_engine.contract.settings import Settings
@@ -48,29 +45,13 @@ async def running_router(settings: Settings, workers: Sequence[str]) -> AsyncIte
             )  # fmt: skip
         try:
             url = f"http://127.0.0.1:{process.port}"
-            await _wait_ready(url + process.ready_path, child, folder / "log")
+            if not await wait_until_serving(url + process.ready_path, child, START_LIMIT_S):
+                raise EngineStartError(f"the router did not become ready:\n{_tail(folder / 'log')}")
             yield url
         finally:
-            with suppress(ProcessLookupError, TimeoutError):
-                child.terminate()
-                await asyncio.wait_for(child.wait(), _STOP_LIMIT_S)
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            await child.wait()
+            await end_group(child, _STOP_LIMIT_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _wait_ready(url: str, child: asyncio.subprocess.Process, log: Path) -> None:
-    deadline_s = time.monotonic() + START_LIMIT_S
-    async with aiohttp.ClientSession() as client:
-        while child.returncode is None and time.monotonic() < deadline_s:
-            with suppress(aiohttp.ClientError):
-                async with client.get(url) as reply:
-                    if reply.status == 200:
-                        return
-            await asyncio.sleep(0.2)
-    raise EngineStartError(f"the router did not become ready:\n{_tail(log)}")
 
 
 def _tail(log: Path) -> str:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
+from coda_bench.engine.child import end_group, wait_until_serving
 from coda_bench.ports import free_ports
 from coda_operator.desired.processes import CPU_BLOCK_TOKENS, EnginePlace, ProcessSpec, engine_process
 from coda_operator.spec import CodaClusterSpec
@@ -154,7 +153,8 @@ async def running_engine(setup: EngineSetup) -> AsyncIterator[EngineUnderTest]:
                 )
             try:
                 url = f"http://127.0.0.1:{process.port}"
-                await _wait_healthy(url, child, folder / "log")
+                if not await wait_until_serving(f"{url}/health", child, START_LIMIT_S):
+                    raise EngineStartError(f"the engine did not become healthy:\n{_tail(folder / 'log')}")
                 yield EngineUnderTest(setup.name, url, setup.spec.model.name, child.pid)
             except EngineStartError:
                 raise
@@ -162,7 +162,7 @@ async def running_engine(setup: EngineSetup) -> AsyncIterator[EngineUnderTest]:
                 error.add_note(f"log of the engine {setup.name} on core {setup.core}:\n{_tail(folder / 'log')}")
                 raise
             finally:
-                await _end(child)
+                await end_group(child, STOP_LIMIT_S)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -218,32 +218,8 @@ def _environment(extra: Mapping[str, str], folder: Path) -> dict[str, str]:
     return {**inherited, **extra, "TMPDIR": str(folder)}
 
 
-async def _wait_healthy(url: str, child: asyncio.subprocess.Process, log: Path) -> None:
-    deadline_s = asyncio.get_running_loop().time() + START_LIMIT_S
-    async with aiohttp.ClientSession() as client:
-        while child.returncode is None and asyncio.get_running_loop().time() < deadline_s:
-            try:
-                async with client.get(f"{url}/health") as reply:
-                    if reply.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.5)
-    raise EngineStartError(f"the engine did not become healthy:\n{_tail(log)}")
-
-
 def _tail(log: Path) -> str:
     """Return the log's first errors, which vLLM's later ones only repeat in other words, and its last lines."""
     lines = log.read_text(errors="replace").splitlines()
     errors = [line for line in lines[:-_LAST_LINES] if " ERROR " in line or "] coda" in line]
     return "\n".join([*errors[:_FIRST_ERRORS], *lines[-_LAST_LINES:]])
-
-
-async def _end(child: asyncio.subprocess.Process) -> None:
-    """Let the API server end its own children and shared memory; then end whatever is left of the group."""
-    with suppress(ProcessLookupError, TimeoutError):
-        child.terminate()
-        await asyncio.wait_for(child.wait(), STOP_LIMIT_S)
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    await child.wait()

@@ -1,4 +1,4 @@
-"""The cases that play sessions against one engine each: m3, m3-tight, m3-2.7x, m1 and ablation."""
+"""The cases that play sessions against one engine each: m3, m3-tight, m3-2.7x, m1, ablation and sweep."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One run of sessions against one engine: start, profile, warm-up, window, and a finite trace to its end."""
+"""One run of sessions against started engines: warm-up, window, and a finite trace to its end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence

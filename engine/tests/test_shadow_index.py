@@ -1,6 +1,7 @@
 """The index seen from one or two holders: a key's life, pins, poison, what listeners hear, clocks, closing."""
 
 import pytest
+from hand_clock import HandClock
 from shadow_harness import LAYOUT, chain_keys, open_index
 
 from coda_engine.shadow import MAX_KEY_BYTES
@@ -287,16 +288,8 @@ def test_a_closed_index_closes_again_and_does_nothing_else(index):
             use()
 
 
-class Clock:
-    def __init__(self, now_s):
-        self.now_s = now_s
-
-    def __call__(self):
-        return self.now_s
-
-
 def test_a_clock_that_steps_back_changes_no_order(opened):
-    clock = Clock(1_000.0)
+    clock = HandClock(1_000.0)
     index = opened(clock=clock)
     publish(index, FILLER[:-1])
     clock.now_s = 10.0
@@ -310,7 +303,7 @@ def test_a_clock_that_steps_back_changes_no_order(opened):
 
 
 def test_a_clock_that_steps_back_does_not_end_the_look_after_the_dead(opened):
-    clock = Clock(1_000.0)
+    clock = HandClock(1_000.0)
     index, dying = opened(clock=clock), opened()
     dying.reserve(KEYS)
     index.sync()

@@ -1,25 +1,16 @@
 """Startup costs of resumed requests: who counts, on which path, and from when to when."""
 
 import pytest
+from hand_clock import HandClock
 
 from coda_engine.contract.reasons import PreparationPath
 from coda_engine.vllm_adapter.telemetry.histogram import Histogram
 from coda_engine.vllm_adapter.telemetry.startup import STARTUP_BOUNDS_S, StartupCosts
 
 
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return HandClock()
 
 
 @pytest.fixture
@@ -32,7 +23,7 @@ def counted(costs: StartupCosts) -> dict[str, int]:
 
 
 def turn(
-    costs: StartupCosts, clock: Clock, name: str, hbm: int, shadow: int, prompt: int, seconds: float = 0.3
+    costs: StartupCosts, clock: HandClock, name: str, hbm: int, shadow: int, prompt: int, seconds: float = 0.3
 ) -> None:
     costs.admitted(name, "s", hbm, shadow, prompt)
     clock.now_s += seconds

@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from hand_clock import HandClock
 from scheduler_harness import attach, new_scheduler
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -25,17 +26,9 @@ from coda_engine.vllm_adapter.tools.reports import MAX_OUTSTANDING, TOOLS_SEEN, 
 BASH = ToolUse("Bash", ToolKind.TEST)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return HandClock()
 
 
 @pytest.fixture
@@ -43,7 +36,7 @@ def gaps(clock):
     return SessionGaps(clock)
 
 
-def turn(gaps: SessionGaps, clock: Clock, session: str, name: str, tools=None, seconds: float = 2.0) -> None:
+def turn(gaps: SessionGaps, clock: HandClock, session: str, name: str, tools=None, seconds: float = 2.0) -> None:
     gaps.arrived(name, session)
     clock.now_s += 1.0
     gaps.started(name)

@@ -8,11 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = str(ROOT / ".venv/bin/python")
@@ -32,6 +35,7 @@ class Suite:
         missing: Returns the tool that the suite cannot run without, or None.
         cleanup: Always run afterwards.
         limit_s: The longest that one command may take, seconds.
+        lanes: Commands that run at the same time.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Suite:
     missing: Callable[[], str | None] = lambda: None
     cleanup: tuple[Command, ...] = ()
     limit_s: int = 1800
+    lanes: int = 1
 
 
 class Outcome(StrEnum):
@@ -84,7 +89,6 @@ def all_suites(*, long: bool) -> list[Suite]:
     """Return every suite, in the order that finds faults soonest."""
     pytest = (PYTHON, "-m", "pytest", "-q", "--durations=5")
     side_by_side = (*pytest, "-n", "2", "--dist", "loadfile")
-    on_vllm = (*pytest, "-m", "vllm and not gpu")
     bench = (PYTHON, "-m", "coda_cli", "bench")
     size = "--full" if long else "--quick"
     cases = ("--case", "m3,restore,idle,selection")
@@ -117,9 +121,9 @@ def all_suites(*, long: bool) -> list[Suite]:
         Suite(
             "vllm",
             "tests on real vLLM engines (CPU)",
-            # Two processes: an engine inside a test process leaves its mark on the environment of that process.
-            ((*on_vllm, "engine/tests"), (*on_vllm, "cli/tests")),
+            vllm_commands((*pytest, "-m", "vllm and not gpu")),
             missing_vllm,
+            lanes=2,
         ),
         Suite(
             "bench",
@@ -141,6 +145,23 @@ def all_suites(*, long: bool) -> list[Suite]:
             limit_s=2400,
         ),
     ]
+
+
+def vllm_commands(pytest: Command) -> tuple[Command, ...]:
+    """Return the commands of the tests on real vLLM, the longest first.
+
+    An engine inside a test process leaves its mark on that process: each file that has one gets a process of its own.
+    """
+    tests = ROOT / "engine/tests"
+    alone = sorted(str(path.relative_to(ROOT)) for path in tests.glob("test_vllm_*_engine.py"))
+    servers = sorted(str(path.relative_to(ROOT)) for path in tests.glob("test_vllm_*server.py"))
+    others = tuple(f"--ignore={path}" for path in (*alone, *servers))
+    return (
+        (*pytest, "cli/tests"),
+        (*pytest, *others, "engine/tests"),
+        *((*pytest, path) for path in alone),
+        (*pytest, *servers),
+    )
 
 
 def own_cluster() -> bool:
@@ -186,10 +207,10 @@ def run(suite: Suite, require_all: bool) -> Result:
         return Result(suite, outcome, f"missing: {lacking}", 0.0)
     detail = ""
     try:
-        for command in suite.commands:
-            detail = failure(command, suite.limit_s)
-            if detail:
-                break
+        if suite.lanes > 1:
+            detail = "; ".join(run_lanes(suite))
+        else:
+            detail = next(filter(None, (failure(command, suite.limit_s) for command in suite.commands)), "")
     finally:
         for command in suite.cleanup:
             left = failure(command, suite.limit_s)
@@ -197,15 +218,31 @@ def run(suite: Suite, require_all: bool) -> Result:
     return Result(suite, Outcome.FAILED if detail else Outcome.PASSED, detail, time.monotonic() - started)
 
 
-def failure(command: Command, limit_s: int) -> str:
-    """Run one command; return "" or what went wrong."""
+def run_lanes(suite: Suite) -> list[str]:
+    """Run all commands, ``suite.lanes`` at a time; return what went wrong. Each one's output appears at its end."""
+
+    def run_quietly(command: Command) -> str:
+        with tempfile.TemporaryFile("w+") as output:
+            problem = failure(command, suite.limit_s, output)
+            output.seek(0)
+            print(output.read(), end="", flush=True)
+        return problem
+
+    with ThreadPoolExecutor(suite.lanes) as lanes:
+        return [problem for problem in lanes.map(run_quietly, suite.commands) if problem]
+
+
+def failure(command: Command, limit_s: int, output: IO[str] | None = None) -> str:
+    """Run one command, its output shown or written to ``output``; return "" or what went wrong."""
     shown = " ".join(command).replace(f"{ROOT}/", "")
     print(f"── {shown}", flush=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     if command[0] != LAB and "cluster and not gpu" in command and not own_cluster():
         environment["KUBECONFIG"] = lab_kubeconfig()
     try:
-        status = subprocess.run(command, cwd=ROOT, env=environment, timeout=limit_s, check=False).returncode
+        status = subprocess.run(
+            command, cwd=ROOT, env=environment, timeout=limit_s, check=False, stdout=output, stderr=output
+        ).returncode
     except subprocess.TimeoutExpired:
         return f"`{shown}` was still running after {limit_s} s"
     return "" if status == 0 else f"`{shown}` ended with status {status}"

@@ -38,7 +38,7 @@ def tiered(engine):
     engine.renew_scheduler()
     core, runtime = engine.core, engine.runtime
     profile = assumed_profile(runtime.control.full_key)
-    assert core.coda_apply_profile(profile.to_json().decode()) == {"digest": profile.digest()}
+    assert core.coda_apply_profile(profile.to_json().decode())["digest"] == profile.digest()
     core.coda_apply_settings(settings_json())
     return engine
 
@@ -61,6 +61,8 @@ def test_the_plug_in_came_by_its_entry_point_and_every_gate_is_open(engine):
         Feature.STATE_ADMISSION: Reason.NO_PROFILE,
         Feature.EXECUTION_ADMISSION: Reason.DISABLED_BY_SETTINGS,
         Feature.KV_SHADOW: Reason.DISABLED_BY_SETTINGS,
+        Feature.RECLAIM: Reason.NOT_AVAILABLE,
+        Feature.TRACE_ATTRIBUTES: Reason.DISABLED_BY_SETTINGS,
     }
 
 

@@ -1,4 +1,4 @@
-"""The CPU shadow under vLLM's asynchronous scheduling (CUDA's default): each step is scheduled before the last one ends."""
+"""The CPU shadow under vLLM's asynchronous scheduling, CUDA's default: a step is scheduled before the last one ends."""
 
 import random
 from collections import deque

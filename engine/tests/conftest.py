@@ -75,6 +75,38 @@ def shadow_folder():
 
 
 @pytest.fixture
+def opened(shadow_folder):
+    """Opens the index in ``shadow_folder``, as often as it is called; all are closed afterwards."""
+    from shadow_harness import open_index
+
+    indexes = []
+
+    def open_one(**options):
+        indexes.append(open_index(shadow_folder, **options))
+        return indexes[-1]
+
+    yield open_one
+    for index in indexes:
+        index.close()
+
+
+@pytest.fixture
+def index(opened):
+    """The index in ``shadow_folder``."""
+    return opened()
+
+
+@pytest.fixture
+def pages(shadow_folder):
+    """The only rank's pages in ``shadow_folder``."""
+    from shadow_harness import open_pages
+
+    pages = open_pages(shadow_folder)
+    yield pages
+    pages.close()
+
+
+@pytest.fixture
 def nursery(shadow_folder):
     """Forks real processes that use the store in ``shadow_folder``."""
     from shadow_harness import Nursery

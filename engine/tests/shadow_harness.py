@@ -23,6 +23,7 @@ from coda_engine.shadow import EvictionPolicyName, ShadowIndex, ShadowLayout, Sh
 PAGE_BYTES = 1_000
 CHAINS, DEPTH = 24, 8
 LAYOUT = ShadowLayout(identity="test", page_bytes=PAGE_BYTES, ranks=1, slots=96)
+FILLER = [b"filler %03d" % number for number in range(LAYOUT.slots)]
 PATIENCE_S = 20.0
 COUNTERS = ("started", "published", "served", "refused", "wrong", "flag")
 
@@ -40,6 +41,18 @@ def bytes_of(key: bytes, page_bytes: int = PAGE_BYTES) -> np.ndarray:
 def open_index(folder: Path, layout: ShadowLayout = LAYOUT, **options) -> ShadowIndex:
     """Return an index with the tests' defaults."""
     return ShadowIndex.open(folder, layout, **{"eviction": EvictionPolicyName.LRU, "clock": time.monotonic, **options})
+
+
+def open_pages(folder: Path, layout: ShadowLayout = LAYOUT) -> ShadowPages:
+    """Open the pages of a layout's first rank."""
+    return ShadowPages.open(folder, layout, 0)
+
+
+def reserve_and_publish(index: ShadowIndex, keys) -> list:
+    """Publish pages that nobody has written: the index does not look at them."""
+    refs = index.reserve(keys)
+    index.publish(refs)
+    return refs
 
 
 def write_and_publish(index: ShadowIndex, pages: ShadowPages, keys) -> list | None:
@@ -164,7 +177,7 @@ def run_nursery() -> None:
 def publish_for_ever(folder: Path, progress: Progress, seed: int) -> None:
     """Reserve, write, seal, publish; now and then give a reservation back or withdraw a page."""
     choice = random.Random(seed)
-    index, pages = open_index(folder), ShadowPages.open(folder, LAYOUT, 0)
+    index, pages = open_index(folder), open_pages(folder)
     progress.add("started")
     while True:
         index.sync()
@@ -180,7 +193,7 @@ def publish_for_ever(folder: Path, progress: Progress, seed: int) -> None:
 def read_for_ever(folder: Path, progress: Progress, seed: int) -> None:
     """Pin, copy, verify, compare with what the key demands; withdraw what is not intact."""
     choice = random.Random(seed)
-    index, pages = open_index(folder), ShadowPages.open(folder, LAYOUT, 0)
+    index, pages = open_index(folder), open_pages(folder)
     progress.add("started")
     while True:
         index.sync()
@@ -216,7 +229,7 @@ def operate_until_line(folder: Path, progress: Progress, line: int, seed: int) -
         return trace
 
     sys.settrace(trace)
-    index, pages = open_index(folder), ShadowPages.open(folder, LAYOUT, 0)
+    index, pages = open_index(folder), open_pages(folder)
     keys = chain_keys(choice.randrange(CHAINS))
     write_and_publish(index, pages, keys)
     refs = index.pin(keys) or []
@@ -288,7 +301,7 @@ def die_before_telling(folder: Path, progress: Progress, chain: int, change: str
 
 def open_and_count(folder: Path, progress: Progress) -> None:
     """Open everything, say so, stay."""
-    index, pages = open_index(folder), ShadowPages.open(folder, LAYOUT, 0)
+    index, pages = open_index(folder), open_pages(folder)
     assert write_and_publish(index, pages, [os.urandom(32)])
     progress.add("started")
     signal.pause()

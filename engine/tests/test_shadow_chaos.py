@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 import pytest
-from shadow_harness import DEPTH, LAYOUT, bytes_of, chain_keys, open_index
+from shadow_harness import DEPTH, LAYOUT, bytes_of, chain_keys, open_index, open_pages
 
-from coda_engine.shadow import ShadowError, ShadowPages
+from coda_engine.shadow import ShadowError
 from coda_engine.shadow.index_file import _offsets as index_offsets
 
 pytestmark = pytest.mark.stress
@@ -35,7 +35,7 @@ class Later:
 
 def assert_sound(folder):
     """Open the store anew: all space is accounted for, nothing is reserved or pinned, every page tells the truth."""
-    index, pages = open_index(folder, clock=Later()), ShadowPages.open(folder, LAYOUT, 0)
+    index, pages = open_index(folder, clock=Later()), open_pages(folder)
     index.sync()
     figures = index.statistics()
     assert (figures.writing_pages, figures.poisoned_pages) == (0, 0)
@@ -95,7 +95,7 @@ def test_death_before_any_line_of_the_first_opening_leaves_nothing_in_the_way(sh
 
 def test_death_before_any_line_of_any_operation_is_repaired(shadow_folder, nursery):
     choice = random.Random(5)
-    index, pages = open_index(shadow_folder, clock=Later()), ShadowPages.open(shadow_folder, LAYOUT, 0)
+    index, pages = open_index(shadow_folder, clock=Later()), open_pages(shadow_folder)
     last = number_of_lines(nursery)
     for turn in range(ROUNDS):
         nursery.fork("operate_until_line", line=choice.randrange(1, last), seed=turn).join()
@@ -168,7 +168,7 @@ def test_no_flipped_bit_anywhere_is_ever_served(shadow_folder, nursery):
 def test_a_damaged_section_of_the_index_costs_pages_at_most(shadow_folder, section):
     """Random bytes over a whole section, with everybody away: a cold start in the worst case."""
     for part in range(4):
-        index, pages = open_index(shadow_folder), ShadowPages.open(shadow_folder, LAYOUT, 0)
+        index, pages = open_index(shadow_folder), open_pages(shadow_folder)
         for chain in range(4):
             for ref in index.reserve(chain_keys(chain)):
                 pages.page(ref.slot)[:] = bytes_of(ref.key)

@@ -1,36 +1,11 @@
 """Single faults in the index, one by one: damaged records, pins, ring entries and numbers; changes cut short."""
 
 import pytest
-from shadow_harness import LAYOUT, chain_keys, open_index
+from shadow_harness import FILLER, LAYOUT, chain_keys, reserve_and_publish
 
 from coda_engine.shadow.index_file import participant_byte
 
 KEYS = chain_keys(1)
-FILLER = [b"filler %03d" % number for number in range(LAYOUT.slots)]
-
-
-@pytest.fixture
-def opened(shadow_folder):
-    indexes = []
-
-    def open_one(**options):
-        indexes.append(open_index(shadow_folder, **options))
-        return indexes[-1]
-
-    yield open_one
-    for index in indexes:
-        index.close()
-
-
-@pytest.fixture
-def index(opened):
-    return opened()
-
-
-def publish(index, keys):
-    refs = index.reserve(keys)
-    index.publish(refs)
-    return refs
 
 
 def damage(index, slot, byte=30):
@@ -42,7 +17,7 @@ def damage(index, slot, byte=30):
 
 @pytest.mark.parametrize("byte", [0, 1, 2, 9, 17, 30, 95])
 def test_a_damaged_record_is_restored_by_whoever_knew_it(index, opened, byte):
-    refs = publish(index, KEYS)
+    refs = reserve_and_publish(index, KEYS)
     damage(index, refs[2].slot, byte)
     assert index.pin(KEYS) == refs
     assert index.statistics().damaged == 1
@@ -64,11 +39,11 @@ def test_a_damaged_reservation_can_be_published_and_given_back(index, opened):
 def test_a_damaged_free_slot_is_used_as_a_free_one(index):
     for slot in range(LAYOUT.slots):
         damage(index, slot, byte=0)
-    assert len(publish(index, FILLER)) == LAYOUT.slots
+    assert len(reserve_and_publish(index, FILLER)) == LAYOUT.slots
 
 
 def test_a_damaged_record_that_nobody_knew_is_freed(index, opened):
-    refs = publish(index, KEYS)
+    refs = reserve_and_publish(index, KEYS)
     index.close()
     index = opened()
     damage(index, refs[0].slot)
@@ -80,7 +55,7 @@ def test_a_damaged_record_that_nobody_knew_is_freed(index, opened):
 
 
 def test_a_damaged_record_that_only_its_reader_knew_is_not_given_to_others(index, opened):
-    refs = publish(index, KEYS)
+    refs = reserve_and_publish(index, KEYS)
     index.pin(KEYS[:1])
     damage(index, refs[0].slot)
     other = opened()
@@ -94,7 +69,7 @@ def test_a_damaged_record_that_only_its_reader_knew_is_not_given_to_others(index
 def test_pins_that_nobody_made_are_taken_back(opened):
     now_s = [0.0]
     index = opened(clock=lambda: now_s[0])
-    refs = publish(index, KEYS)
+    refs = reserve_and_publish(index, KEYS)
     index.pin(KEYS[:2])
     row = index._session.file.pin_rows[index._session.number]
     row[refs[1].slot] = 0
@@ -105,7 +80,7 @@ def test_pins_that_nobody_made_are_taken_back(opened):
 
 
 def test_pins_of_participants_that_are_not_there_do_not_count(index):
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     index._session.file.pin_rows[40] = 1
     index._session.file.set_claimed(41, True)
     index._session.file.pin_rows[41] = 1
@@ -113,7 +88,7 @@ def test_pins_of_participants_that_are_not_there_do_not_count(index):
 
 
 def test_a_claim_that_got_lost_is_not_given_to_another(index, opened):
-    refs = publish(index, KEYS)
+    refs = reserve_and_publish(index, KEYS)
     index.pin(KEYS)
     index._session.file.set_claimed(index._session.number, False)
     other = opened()
@@ -124,13 +99,13 @@ def test_a_claim_that_got_lost_is_not_given_to_another(index, opened):
 @pytest.mark.parametrize("entry", [0, 1 << 63, 95 | (95 ^ 0xFFFFFFFF) << 32])
 def test_a_damaged_ring_costs_no_publication_for_ever(index, opened, entry):
     other = opened()
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     file = index._session.file
     file.words[file._ring_word + file.sequence % file.ring_entries] = entry
     other.sync()
     assert other.ready(KEYS[0])
     # The last one may have been missed; then it is a miss, and whoever looks again has it right.
-    publish(other, KEYS)
+    reserve_and_publish(other, KEYS)
     index.sync()
     assert all(map(other.ready, KEYS))
     assert index.pin(KEYS)
@@ -140,21 +115,21 @@ def test_a_damaged_ring_costs_no_publication_for_ever(index, opened, entry):
 @pytest.mark.parametrize("value", [0, 5, 1 << 40, (1 << 64) - 1])
 def test_a_damaged_sequence_or_tick_stops_nothing(index, opened, value):
     other = opened()
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     index._session.file.sequence = value
     index._session.file.latest_tick = value
     other.sync()  # May believe it; the one who made the changes does not.
     index.sync()
     other.sync()
     assert all(map(other.ready, KEYS))
-    publish(other, FILLER)
+    reserve_and_publish(other, FILLER)
     index.sync()
     assert all(map(index.ready, FILLER))
     assert not any(map(index.ready, KEYS))
 
 
 def test_a_mark_without_a_dead_process_only_costs_a_look(index):
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     index._session.file.change_mark = 3
     assert index.pin(KEYS)
     assert index.statistics().repairs == 1

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from shadow_harness import LAYOUT, chain_keys, open_index, write_and_publish
+from shadow_harness import LAYOUT, chain_keys, open_index, open_pages, write_and_publish
 
 from coda_engine.contract.reasons import Reason
-from coda_engine.shadow import ShadowError, ShadowLayout, ShadowPages
+from coda_engine.shadow import ShadowError, ShadowLayout
 
 KEYS = chain_keys(1)
 UNPRIVILEGED = 65_534
@@ -19,10 +19,6 @@ UNPRIVILEGED = 65_534
 
 def layout_of(identity, slots=8):
     return ShadowLayout(identity, 64, 1, slots)
-
-
-def open_pages(folder, layout=LAYOUT):
-    return ShadowPages.open(folder, layout, 0)
 
 
 def names(folder):

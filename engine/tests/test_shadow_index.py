@@ -2,28 +2,10 @@
 
 import pytest
 from hand_clock import HandClock
-from shadow_harness import LAYOUT, chain_keys, open_index
+from shadow_harness import FILLER, LAYOUT, chain_keys, reserve_and_publish
 
 from coda_engine.shadow import MAX_KEY_BYTES
 from coda_engine.shadow.index_file import MASK_64, participant_byte
-
-
-@pytest.fixture
-def opened(shadow_folder):
-    indexes = []
-
-    def open_one(**options):
-        indexes.append(open_index(shadow_folder, **options))
-        return indexes[-1]
-
-    yield open_one
-    for index in indexes:
-        index.close()
-
-
-@pytest.fixture
-def index(opened):
-    return opened()
 
 
 @pytest.fixture
@@ -32,13 +14,6 @@ def other(index, opened):
 
 
 KEYS = chain_keys(1)
-FILLER = [b"filler %03d" % number for number in range(LAYOUT.slots)]
-
-
-def publish(index, keys):
-    refs = index.reserve(keys)
-    index.publish(refs)
-    return refs
 
 
 def assert_conserved(index):
@@ -60,14 +35,14 @@ def test_a_key_is_ready_after_publication_only(index):
 
 
 def test_another_process_learns_of_it_by_sync(index, other):
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     assert not any(map(other.ready, KEYS))
     other.sync()
     assert all(map(other.ready, KEYS))
 
 
 def test_keys_that_are_there_or_on_their_way_are_left_out(index, other):
-    publish(index, KEYS[:2])
+    reserve_and_publish(index, KEYS[:2])
     index.reserve(KEYS[2:4])
     assert [ref.key for ref in other.reserve([*KEYS, KEYS[5]])] == KEYS[4:]
     assert other.reserve(KEYS) == []
@@ -96,14 +71,14 @@ def test_a_key_of_the_wrong_length_is_refused(index):
 
 def test_keys_with_zeros_at_their_ends_are_kept_apart(index, other):
     keys = [b"\0", b"\0\0", b"a\0", b"a"]
-    publish(index, keys)
+    reserve_and_publish(index, keys)
     other.sync()
     assert all(map(other.ready, keys))
     assert {ref.key for ref in other.pin(keys)} == set(keys)
 
 
 def test_more_keys_than_slots_are_refused_whole(index):
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     assert index.reserve([*FILLER, b"one more"]) is None
     assert all(map(index.ready, KEYS))
     assert_conserved(index)
@@ -116,7 +91,7 @@ def test_pages_being_written_are_not_evicted(index, other):
 
 
 def test_a_pinned_page_is_evicted_by_nobody(index, other):
-    refs = publish(index, KEYS)
+    refs = reserve_and_publish(index, KEYS)
     assert index.pin(KEYS) == refs
     assert other.reserve(FILLER) is None
     assert index.reserve(FILLER) is None
@@ -125,7 +100,7 @@ def test_a_pinned_page_is_evicted_by_nobody(index, other):
 
 
 def test_pins_count(index, other):
-    refs = publish(index, KEYS[:1])
+    refs = reserve_and_publish(index, KEYS[:1])
     index.pin(KEYS[:1])
     index.pin([KEYS[0], KEYS[0]])
     index.unpin(refs * 2)
@@ -135,7 +110,7 @@ def test_pins_count(index, other):
 
 
 def test_a_vanished_key_pins_nothing(index, other):
-    publish(index, KEYS[:4])
+    reserve_and_publish(index, KEYS[:4])
     assert index.pin(KEYS) is None
     assert index.statistics().pinned_pages == 0
     other.sync()
@@ -146,7 +121,7 @@ def test_a_vanished_key_pins_nothing(index, other):
 
 
 def test_unpinning_twice_is_told_and_takes_nobody_elses_pin(index, other):
-    refs = publish(index, KEYS)
+    refs = reserve_and_publish(index, KEYS)
     index.pin(KEYS)
     other.pin(KEYS)
     index.unpin(refs)
@@ -158,19 +133,19 @@ def test_unpinning_twice_is_told_and_takes_nobody_elses_pin(index, other):
 
 
 def test_a_poisoned_key_is_gone_at_once_and_can_be_published_anew(index, other):
-    refs = publish(index, KEYS)
+    refs = reserve_and_publish(index, KEYS)
     index.poison(refs[:1])
     other.sync()
     assert not index.ready(KEYS[0])
     assert not other.ready(KEYS[0])
-    assert [ref.key for ref in publish(other, KEYS)] == KEYS[:1]
+    assert [ref.key for ref in reserve_and_publish(other, KEYS)] == KEYS[:1]
     index.poison(refs[:1])  # The old one, again: the new page is another one.
     assert index.ready(KEYS[0])
     assert index.statistics().poisoned == 1
 
 
 def test_a_poisoned_pages_space_returns_when_its_last_reader_leaves(index, other):
-    refs = publish(index, KEYS[:1])
+    refs = reserve_and_publish(index, KEYS[:1])
     index.pin(KEYS[:1])
     other.pin(KEYS[:1])
     index.poison(refs)
@@ -186,7 +161,7 @@ def test_a_poisoned_pages_space_returns_when_its_last_reader_leaves(index, other
 
 
 def test_a_page_whose_reader_does_not_know_of_the_poison_returns_later(index, other, opened):
-    refs = publish(index, KEYS[:1])
+    refs = reserve_and_publish(index, KEYS[:1])
     other.pin(KEYS[:1])
     index.poison(refs)
     other.unpin(refs)  # Without having heard of it.
@@ -220,10 +195,10 @@ def test_a_listener_that_fails_loses_nothing(index, other):
             raise RuntimeError("listener")
 
     other.on_change(listen)
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     with pytest.raises(RuntimeError, match="listener"):
         other.sync()
-    publish(index, [b"more"])
+    reserve_and_publish(index, [b"more"])
     other.sync()
     assert heard == [*KEYS, b"more"]
 
@@ -231,7 +206,7 @@ def test_a_listener_that_fails_loses_nothing(index, other):
 def test_a_page_that_came_and_went_between_two_looks_is_no_change(index, other):
     heard = []
     other.on_change(lambda key, present: heard.append((key, present)))
-    index.poison(publish(index, KEYS))
+    index.poison(reserve_and_publish(index, KEYS))
     other.sync()
     assert heard == []
 
@@ -239,10 +214,10 @@ def test_a_page_that_came_and_went_between_two_looks_is_no_change(index, other):
 def test_a_process_that_slept_for_longer_than_the_ring_remembers_catches_up(index, other):
     heard = []
     other.on_change(lambda key, present: heard.append((key, present)))
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     for turn in range(30):
-        index.poison(publish(index, [b"%d of %d" % (number, turn) for number in range(40)]))
-    publish(index, [b"last"])
+        index.poison(reserve_and_publish(index, [b"%d of %d" % (number, turn) for number in range(40)]))
+    reserve_and_publish(index, [b"last"])
     other.sync()
     assert all(map(other.ready, [*KEYS, b"last"]))
     assert sorted(heard) == sorted((key, True) for key in [*KEYS, b"last"])
@@ -253,14 +228,14 @@ def test_the_change_sequence_may_wrap(index, other):
     for holder in (index, other):
         holder._session._sequence = MASK_64 - 5
     index._session.file.sequence = MASK_64 - 5
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     other.sync()
     assert all(map(other.ready, KEYS))
     assert index._session.file.sequence == len(KEYS) * 2 - 6
 
 
 def test_pages_stay_when_everybody_has_closed(index, other, opened):
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     index.reserve([b"unfinished"])
     index.pin(KEYS)
     index.close()
@@ -273,7 +248,7 @@ def test_pages_stay_when_everybody_has_closed(index, other, opened):
 
 
 def test_closing_gives_pins_and_reservations_back_at_once(index, other):
-    publish(index, KEYS)
+    reserve_and_publish(index, KEYS)
     index.pin(KEYS)
     index.reserve([b"unfinished"])
     index.close()
@@ -291,12 +266,12 @@ def test_a_closed_index_closes_again_and_does_nothing_else(index):
 def test_a_clock_that_steps_back_changes_no_order(opened):
     clock = HandClock(1_000.0)
     index = opened(clock=clock)
-    publish(index, FILLER[:-1])
+    reserve_and_publish(index, FILLER[:-1])
     clock.now_s = 10.0
-    publish(index, [FILLER[-1]])
+    reserve_and_publish(index, [FILLER[-1]])
     clock.now_s = -5.0
     index.touch(FILLER[:1])
-    publish(index, KEYS[:1])
+    reserve_and_publish(index, KEYS[:1])
     assert index.ready(FILLER[0])
     assert index.ready(FILLER[-1])
     assert not index.ready(FILLER[-2])  # The deepest of the older ones.
@@ -315,7 +290,7 @@ def test_a_clock_that_steps_back_does_not_end_the_look_after_the_dead(opened):
 
 def test_a_lock_that_stays_taken_delays_one_call_and_loses_nothing(opened, monkeypatch):
     index, stuck = opened(lock_wait_s=0.05), opened()
-    refs = publish(index, KEYS[:4])
+    refs = reserve_and_publish(index, KEYS[:4])
     locks, waits_s = index._session.file.locks, []
     acquire = locks.acquire
 

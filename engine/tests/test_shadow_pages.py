@@ -2,30 +2,16 @@
 
 import numpy as np
 import pytest
-from shadow_harness import LAYOUT, PAGE_BYTES, bytes_of, chain_keys, open_index, write_and_publish
+from shadow_harness import LAYOUT, PAGE_BYTES, bytes_of, chain_keys, open_index, open_pages, write_and_publish
 
 from coda_engine.shadow import PageRef, ShadowLayout, ShadowPages
 
 KEYS = chain_keys(1)
 
 
-@pytest.fixture
-def index(shadow_folder):
-    index = open_index(shadow_folder)
-    yield index
-    index.close()
-
-
-@pytest.fixture
-def pages(shadow_folder):
-    pages = ShadowPages.open(shadow_folder, LAYOUT, 0)
-    yield pages
-    pages.close()
-
-
 def test_sealed_pages_are_intact_for_every_process(index, pages, shadow_folder):
     refs = write_and_publish(index, pages, KEYS)
-    elsewhere = ShadowPages.open(shadow_folder, LAYOUT, 0)
+    elsewhere = open_pages(shadow_folder)
     assert all(map(elsewhere.intact, refs))
     assert (elsewhere.page(refs[3].slot) == bytes_of(refs[3].key)).all()
     elsewhere.close()

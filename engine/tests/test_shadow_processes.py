@@ -5,26 +5,9 @@ import signal
 import time
 
 import pytest
-from shadow_harness import LAYOUT, bytes_of, chain_keys, open_index, write_and_publish
+from shadow_harness import FILLER, LAYOUT, bytes_of, chain_keys, open_index, open_pages, write_and_publish
 
-from coda_engine.shadow import ShadowPages
 from coda_engine.shadow.records import RECORD_BYTES
-
-FILLER = [b"filler %03d" % number for number in range(LAYOUT.slots)]
-
-
-@pytest.fixture
-def index(shadow_folder):
-    index = open_index(shadow_folder)
-    yield index
-    index.close()
-
-
-@pytest.fixture
-def pages(shadow_folder):
-    pages = ShadowPages.open(shadow_folder, LAYOUT, 0)
-    yield pages
-    pages.close()
 
 
 def sync_until(index, condition):
@@ -148,7 +131,7 @@ def test_pages_survive_the_death_of_everybody(shadow_folder, nursery):
     child = nursery.fork("publish_for_ever", seed=1)
     nursery.progress.wait_for("published", 10)
     child.kill()
-    index, pages = open_index(shadow_folder), ShadowPages.open(shadow_folder, LAYOUT, 0)
+    index, pages = open_index(shadow_folder), open_pages(shadow_folder)
     ready = list(index._mirror.ready)
     assert len(ready) >= 10
     refs = index.pin(ready)
@@ -161,7 +144,7 @@ def test_pages_survive_the_death_of_everybody(shadow_folder, nursery):
 def test_nothing_of_a_closed_store_stays_open(shadow_folder):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        index, pages = open_index(shadow_folder), ShadowPages.open(shadow_folder, LAYOUT, 0)
+        index, pages = open_index(shadow_folder), open_pages(shadow_folder)
         write_and_publish(index, pages, chain_keys(1))
         index.close()
         pages.close()

@@ -50,7 +50,7 @@ class ShortestPreparation:
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Shortest job first with the output's length known beforehand; for benchmarks, no server can know it.
+    """Shortest job first with the output's length known beforehand: for comparisons outside a server, which cannot know.
 
     Attributes:
         token_ms: Time of one output token, milliseconds; >= 0.

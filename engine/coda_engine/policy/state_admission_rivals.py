@@ -50,7 +50,7 @@ class ShortestPreparation:
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Shortest job first with the output's length known beforehand: for comparisons outside a server, which cannot know.
+    """Shortest job first with the output's length known beforehand, which no server can: for comparisons outside one.
 
     Attributes:
         token_ms: Time of one output token, milliseconds; >= 0.

@@ -1,5 +1,7 @@
 """The cost of state preparation (paper eq. 1, Appendix A)."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,12 @@ from coda_engine.policy.cost import RestoreCost, StateCostModel, StateWork, cost
 from coda_engine.policy.curves import PiecewiseLinear, PrefillSurface
 from coda_engine.profiling.assumed import assumed_key, assumed_profile
 
-PREFILL = PiecewiseLinear.through([(100, 10.0), (1_000, 80.0), (2_000, 200.0)])
+
+def through(points: Sequence[tuple[float, float]]) -> PiecewiseLinear:
+    return PiecewiseLinear(tuple(x for x, _ in points), tuple(ms for _, ms in points))
+
+
+PREFILL = through([(100, 10.0), (1_000, 80.0), (2_000, 200.0)])
 
 
 def test_a_measured_point_costs_what_was_measured():
@@ -31,7 +38,7 @@ def test_beyond_the_last_point_a_positive_slope_is_continued():
 
 
 def test_beyond_a_falling_last_segment_more_work_still_costs_more():
-    disturbed = PiecewiseLinear.through([(100, 10.0), (1_000, 100.0), (2_000, 90.0)])
+    disturbed = through([(100, 10.0), (1_000, 100.0), (2_000, 90.0)])
     assert disturbed.at(4_000) == pytest.approx(90.0 + 2_000 * 90.0 / 2_000)
 
 
@@ -40,7 +47,7 @@ def test_beyond_a_falling_last_segment_more_work_still_costs_more():
 )
 def test_curves_that_are_none_are_refused(points):
     with pytest.raises(ValueError, match="curve"):
-        PiecewiseLinear.through(points)
+        through(points)
 
 
 @given(st.integers(0, 100_000), st.integers(0, 100_000))
@@ -56,8 +63,8 @@ def test_prefill_is_the_whole_cost_without_shadow_and_ssd():
 
 
 def test_restoring_waits_for_what_the_transfer_domain_already_has_to_do():
-    alone = PiecewiseLinear.through([(1_000, 1.0), (2_000, 2.0)])
-    waits = PiecewiseLinear.through([(1_000, 3.0), (2_000, 6.0)])
+    alone = through([(1_000, 1.0), (2_000, 2.0)])
+    waits = through([(1_000, 3.0), (2_000, 6.0)])
     model = StateCostModel(PREFILL, restore=RestoreCost(alone, waits))
     behind = StateWork(100, restore_bytes=2_000, outstanding_restore_bytes=1_000)
     assert model.cost_ms(behind) == pytest.approx(10.0 + 2.0 + 3.0)
@@ -65,7 +72,7 @@ def test_restoring_waits_for_what_the_transfer_domain_already_has_to_do():
 
 
 def test_outstanding_bytes_take_what_they_take_alone_where_depths_were_not_measured():
-    cost = RestoreCost(PiecewiseLinear.through([(1_000, 1.0), (2_000, 2.0)]))
+    cost = RestoreCost(through([(1_000, 1.0), (2_000, 2.0)]))
     assert cost.at(1_000, 2_000) == pytest.approx(3.0)
 
 
@@ -87,15 +94,15 @@ def test_the_wait_for_outstanding_bytes_is_what_restores_beside_others_took_long
 
 
 def test_loading_from_ssd_adds_its_own_curve():
-    model = StateCostModel(PREFILL, load=PiecewiseLinear.through([(1_000, 4.0), (2_000, 8.0)]))
+    model = StateCostModel(PREFILL, load=through([(1_000, 4.0), (2_000, 8.0)]))
     assert model.cost_ms(StateWork(100, load_bytes=1_000)) == pytest.approx(14.0)
 
 
 SURFACE = PrefillSurface.through(
     {
-        0: PiecewiseLinear.through([(100, 10.0), (1_000, 100.0), (8_000, 1_000.0)]),
-        1_000: PiecewiseLinear.through([(100, 12.0), (1_000, 120.0)]),
-        4_000: PiecewiseLinear.through([(100, 18.0), (1_000, 180.0)]),
+        0: through([(100, 10.0), (1_000, 100.0), (8_000, 1_000.0)]),
+        1_000: through([(100, 12.0), (1_000, 120.0)]),
+        4_000: through([(100, 18.0), (1_000, 180.0)]),
     }
 )
 

@@ -99,7 +99,7 @@ def test_a_pinned_page_is_evicted_by_nobody(index, other):
     assert len(other.reserve(FILLER)) == LAYOUT.slots
 
 
-def test_pins_count(index, other):
+def test_a_page_stays_until_it_has_been_unpinned_as_often_as_pinned(index, other):
     refs = reserve_and_publish(index, KEYS[:1])
     index.pin(KEYS[:1])
     index.pin([KEYS[0], KEYS[0]])

@@ -28,11 +28,6 @@ class PiecewiseLinear:
             raise ValueError("a curve's x must be positive and grow")
 
     @classmethod
-    def through(cls, points: Sequence[tuple[float, float]]) -> "PiecewiseLinear":
-        """Return the curve through (x, ms) points with growing x."""
-        return cls(tuple(x for x, _ in points), tuple(ms for _, ms in points))
-
-    @classmethod
     def growing(cls, points: Iterable[tuple[float, float]]) -> "PiecewiseLinear":
         """Return the curve through (x, ms) points in any order, raised where noise would let it fall.
 

@@ -23,7 +23,8 @@ class ScriptedEngine:
     """An engine with an HBM cache and perhaps a shadow, whose prefills and restores take time in proportion.
 
     The time is its own (``clock``), so that a busy machine disturbs nothing.
-    Faults: other requests run, samples are disturbed, the shadow loses what it took, it dies.
+    Faults: other requests run, samples are disturbed, the first small prompts are slow, the shadow loses what it
+    took, it dies.
     """
 
     ms_per_token: float = 0.05
@@ -34,6 +35,7 @@ class ScriptedEngine:
     says_cached: bool = True
     busy_requests: int = 0
     disturb_samples: set[int] = field(default_factory=set)
+    slow_small_prompts: int = 0
     dies_after: int = 10**9
     vocabulary: int = 100_000
     put_status: int = 200
@@ -105,6 +107,9 @@ class ScriptedEngine:
         new_tokens = len(prompt) - (hit + restored) * BLOCK
         self.new_tokens.append(new_tokens)
         took_ms = new_tokens * self.ms_per_token + restored * BLOCK * self.restore_ms_per_token
+        if hit + restored == 0 and new_tokens <= 40 and self.slow_small_prompts > 0:
+            self.slow_small_prompts -= 1
+            took_ms *= 2
         self.now_s += took_ms / 1_000
         self.hbm.update(blocks)
         if self.shadow_bytes and not self.shadow_loses:

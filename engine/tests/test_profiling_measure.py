@@ -61,6 +61,13 @@ def test_what_is_measured_as_new_was_never_sent_and_what_is_context_is_reused() 
     assert reused == {0, *(item.context_tokens for item in contexts)}
 
 
+def test_noise_of_the_curve_that_only_the_grid_shows_is_measured_away() -> None:
+    engine = without_shadow(ms_per_token=2.0, slow_small_prompts=3)
+    smallest = measured(engine).prefill.points[0]
+    assert smallest.repetitions > 3
+    assert smallest.ms == pytest.approx(smallest.x * engine.ms_per_token)
+
+
 def test_an_interrupted_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
     samples, engine = tmp_path / ".profile.json.samples", without_shadow(dies_after=20)
     with pytest.raises(EngineRequestError, match="answered 500"):

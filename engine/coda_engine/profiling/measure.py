@@ -85,6 +85,11 @@ class _Fitted:
     restore: RestoreProfile | None = None
     problems: dict[Part, MeasurementError] = field(default_factory=dict)
 
+    @property
+    def worst(self) -> MeasurementError:
+        """The first part's problem: others may follow from it."""
+        return next(iter(self.problems.values()))
+
     def require_prefill(self) -> CostCurve:
         if self.prefill is None:
             raise AssertionError("a measurement ends with a prefill curve or an error")
@@ -127,8 +132,8 @@ class _Run:
             if not pending:
                 return fitted
             if number < last:
-                self._progress(f"once more: {fitted.problems[pending[0]]}")
-        raise fitted.problems[pending[0]]
+                self._progress(f"once more: {fitted.worst}")
+        raise fitted.worst
 
     def _round(self, number: int, parts: Iterable[Part]) -> None:
         self._sampler.begin_round()
@@ -165,14 +170,18 @@ class _Run:
         return left_s * (self._spent_s / self._expected_s if self._expected_s else 1.0)
 
     def _fit(self, pending: Iterable[Part], fitted: _Fitted) -> tuple[Part, ...]:
-        """Fit what can be fitted into ``fitted``; return the parts that cannot."""
+        """Fit what can be fitted into ``fitted``; return the parts to measure once more."""
         fitted.problems.clear()
         for part in pending:
             try:
                 self._fit_part(part, fitted)
             except MeasurementError as error:
                 fitted.problems[part] = error
-        return tuple(fitted.problems)
+        again = set(fitted.problems)
+        if Part.GRID in again:
+            # Its row without context is the prefill curve, whose noise may only show here.
+            again.add(Part.PREFILL)
+        return tuple(part for part in Part if part in again)
 
     def _fit_part(self, part: Part, fitted: _Fitted) -> None:
         match part:

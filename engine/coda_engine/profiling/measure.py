@@ -133,7 +133,11 @@ class _Run:
                 return fitted
             if number < last:
                 self._progress(f"once more: {fitted.worst}")
-        raise fitted.worst
+        if not effort.may_leave_out or Part.PREFILL in fitted.problems:
+            raise fitted.worst
+        for problem in fitted.problems.values():
+            self._progress(f"left out of the profile: {problem}")
+        return fitted
 
     def _round(self, number: int, parts: Iterable[Part]) -> None:
         self._sampler.begin_round()

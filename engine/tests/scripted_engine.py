@@ -23,8 +23,8 @@ class ScriptedEngine:
     """An engine with an HBM cache and perhaps a shadow, whose prefills and restores take time in proportion.
 
     The time is its own (``clock``), so that a busy machine disturbs nothing.
-    Faults: other requests run, samples are disturbed, the first small prompts are slow, the shadow loses what it
-    took, it dies.
+    Faults: other requests run, samples are disturbed, the first small prompts are slow, larger
+    restores take less, the shadow loses what it took, it dies.
     """
 
     ms_per_token: float = 0.05
@@ -36,6 +36,7 @@ class ScriptedEngine:
     busy_requests: int = 0
     disturb_samples: set[int] = field(default_factory=set)
     slow_small_prompts: int = 0
+    senseless_restores: bool = False
     dies_after: int = 10**9
     vocabulary: int = 100_000
     put_status: int = 200
@@ -110,6 +111,8 @@ class ScriptedEngine:
         if hit + restored == 0 and new_tokens <= 40 and self.slow_small_prompts > 0:
             self.slow_small_prompts -= 1
             took_ms *= 2
+        if restored and self.senseless_restores:
+            took_ms += 10_000.0 / restored
         self.now_s += took_ms / 1_000
         self.hbm.update(blocks)
         if self.shadow_bytes and not self.shadow_loses:

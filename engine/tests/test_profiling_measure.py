@@ -68,6 +68,14 @@ def test_noise_of_the_curve_that_only_the_grid_shows_is_measured_away() -> None:
     assert smallest.ms == pytest.approx(smallest.x * engine.ms_per_token)
 
 
+def test_a_quick_profile_leaves_out_restores_that_make_no_sense_and_says_so() -> None:
+    engine, said = ScriptedEngine(senseless_restores=True), []
+    with served(engine) as url:
+        profile = measure_profile(engine.client(url), quick=True, progress=said.append)
+    assert set(profile.parts) == {"prefill", "prefill_grid"}
+    assert any(line.startswith("left out of the profile: restore") for line in said)
+
+
 def test_an_interrupted_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:
     samples, engine = tmp_path / ".profile.json.samples", without_shadow(dies_after=20)
     with pytest.raises(EngineRequestError, match="answered 500"):

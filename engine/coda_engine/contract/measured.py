@@ -1,8 +1,9 @@
 """Measured costs as a profile carries them: points, and the held-out points that judge them (paper Appendix A)."""
 
 from itertools import pairwise
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from coda_engine.contract.models import WireModel
 
@@ -26,6 +27,37 @@ class CurvePoint(WireModel):
     ms: float = Field(ge=0, allow_inf_nan=False)
     spread_ms: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     repetitions: int = Field(default=1, ge=1)
+
+
+def require_sorted(points: list[CurvePoint]) -> list[CurvePoint]:
+    """Return ``points``.
+
+    Raises:
+        ValueError: Their x do not grow.
+    """
+    if any(left.x >= right.x for left, right in pairwise(points)):
+        raise ValueError("points must have growing x")
+    return points
+
+
+def require_growing(points: list[CurvePoint]) -> list[CurvePoint]:
+    """Return ``points``.
+
+    Raises:
+        ValueError: Fewer than two, their x do not grow, or the last one costs no more than the first.
+    """
+    if len(require_sorted(points)) < 2:
+        raise ValueError("at least two points are needed")
+    if points[-1].ms <= points[0].ms:
+        raise ValueError("the cost does not grow: the measurement was disturbed, measure again")
+    return points
+
+
+SortedPoints = Annotated[list[CurvePoint], AfterValidator(require_sorted)]
+"""Points with growing x."""
+
+GrowingPoints = Annotated[list[CurvePoint], AfterValidator(require_growing)]
+"""Points with growing x of which the last costs more than the first."""
 
 
 class HeldOutPoint(WireModel):
@@ -86,24 +118,14 @@ class CheckedCosts(WireModel):
 class CostCurve(CheckedCosts):
     """Time against tokens without reusable KV (prefill), or against bytes (loading)."""
 
-    points: list[CurvePoint] = Field(min_length=2, max_length=MAX_POINTS)
-
-    @field_validator("points")
-    @classmethod
-    def _grows(cls, points: list[CurvePoint]) -> list[CurvePoint]:
-        return require_growing(points)
+    points: GrowingPoints = Field(min_length=2, max_length=MAX_POINTS)
 
 
 class GridRow(WireModel):
     """Prefill time against new tokens, all of them after the same number of context tokens in HBM."""
 
     context_tokens: int = Field(ge=1, le=MAX_X)
-    points: list[CurvePoint] = Field(min_length=2, max_length=MAX_POINTS)
-
-    @field_validator("points")
-    @classmethod
-    def _grows(cls, points: list[CurvePoint]) -> list[CurvePoint]:
-        return require_growing(points)
+    points: GrowingPoints = Field(min_length=2, max_length=MAX_POINTS)
 
 
 class PrefillGrid(CheckedCosts):
@@ -123,12 +145,7 @@ class RestoreCurve(WireModel):
     """Restore time against bytes, beside ``outstanding`` others of the same size that were asked for just before."""
 
     outstanding: int = Field(ge=0, le=1_000)
-    points: list[CurvePoint] = Field(min_length=1, max_length=MAX_POINTS)
-
-    @field_validator("points")
-    @classmethod
-    def _sorted(cls, points: list[CurvePoint]) -> list[CurvePoint]:
-        return require_sorted(points)
+    points: SortedPoints = Field(min_length=1, max_length=MAX_POINTS)
 
 
 class RestoreProfile(CheckedCosts):
@@ -143,27 +160,3 @@ class RestoreProfile(CheckedCosts):
             raise ValueError("curves must begin with outstanding 0 and have growing outstanding")
         require_growing(curves[0].points)
         return curves
-
-
-def require_sorted(points: list[CurvePoint]) -> list[CurvePoint]:
-    """Return ``points``.
-
-    Raises:
-        ValueError: Their x do not grow.
-    """
-    if any(left.x >= right.x for left, right in pairwise(points)):
-        raise ValueError("points must have growing x")
-    return points
-
-
-def require_growing(points: list[CurvePoint]) -> list[CurvePoint]:
-    """Return ``points``.
-
-    Raises:
-        ValueError: Fewer than two, their x do not grow, or the last one costs no more than the first.
-    """
-    if len(require_sorted(points)) < 2:
-        raise ValueError("at least two points are needed")
-    if points[-1].ms <= points[0].ms:
-        raise ValueError("the cost does not grow: the measurement was disturbed, measure again")
-    return points

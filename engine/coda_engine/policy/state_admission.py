@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from coda_engine.contract.reasons import AdmissionReason
 
@@ -71,10 +71,7 @@ class StateAdmissionPolicy(Protocol):
 class Fifo:
     """vLLM's own order: the native head, whatever it costs."""
 
-    @property
-    def needs_inspection(self) -> bool:
-        """FIFO looks at nothing."""
-        return False
+    needs_inspection: ClassVar[bool] = False
 
     def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
         """Return the native head."""
@@ -112,17 +109,14 @@ class TieredAging:
         max_wait_ms: Age from which the oldest feasible request always wins, milliseconds; > 0.
     """
 
+    needs_inspection: ClassVar[bool] = True
+
     tau_ms: float = 5_000.0
     max_wait_ms: float = 20_000.0
 
     def __post_init__(self) -> None:
         if self.tau_ms <= 0 or self.max_wait_ms <= 0:
             raise ValueError("tau_ms and max_wait_ms must be positive")
-
-    @property
-    def needs_inspection(self) -> bool:
-        """Tiered-Aging needs each candidate's cost and feasibility."""
-        return True
 
     def aged_cost_ms(self, request: ReadyRequest, now_ms: float) -> float:
         """Return the age-adjusted cost, C / (1 + w / tau) (eq. 3), milliseconds."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from coda_engine.contract.reasons import AdmissionReason
 from coda_engine.policy.state_admission import ReadyRequest, Selection, TieredAging, lowest_feasible
@@ -28,6 +29,8 @@ class Coda:
         reserve: Whether the guard looks at requests that do not fit (the first rule).
     """
 
+    needs_inspection: ClassVar[bool] = True
+
     aging: TieredAging = CALIBRATED
     on_time_ms: float = 4_000.0
     reserve: bool = True
@@ -35,11 +38,6 @@ class Coda:
     def __post_init__(self) -> None:
         if self.on_time_ms < 0:
             raise ValueError("on_time_ms must not be negative")
-
-    @property
-    def needs_inspection(self) -> bool:
-        """It needs each candidate's cost and feasibility."""
-        return True
 
     def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
         """Return the oldest request once it has waited max_wait_ms, else the lowest aged cost, on-time ones first.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from coda_engine.contract.reasons import AdmissionReason
 from coda_engine.policy.state_admission import ReadyRequest, Selection, lowest_feasible
@@ -14,10 +15,7 @@ class CacheWise:
     Nothing bounds how long a request with many missing blocks is passed by.
     """
 
-    @property
-    def needs_inspection(self) -> bool:
-        """CacheWise needs each candidate's residency and feasibility."""
-        return True
+    needs_inspection: ClassVar[bool] = True
 
     def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
         """Return the feasible request with the fewest blocks to compute; ties by arrival, then id."""
@@ -33,10 +31,7 @@ class CacheWise:
 class ShortestPreparation:
     """Cheapest state preparation first (eq. 2 alone): Tiered-Aging without age and guard."""
 
-    @property
-    def needs_inspection(self) -> bool:
-        """It needs each candidate's cost and feasibility."""
-        return True
+    needs_inspection: ClassVar[bool] = True
 
     def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
         """Return the feasible request with the lowest cost; ties by additional KV blocks, then ready time."""
@@ -56,16 +51,13 @@ class Oracle:
         token_ms: Time of one output token, milliseconds; >= 0.
     """
 
+    needs_inspection: ClassVar[bool] = True
+
     token_ms: float = 25.0
 
     def __post_init__(self) -> None:
         if self.token_ms < 0:
             raise ValueError("token_ms must not be negative")
-
-    @property
-    def needs_inspection(self) -> bool:
-        """It needs each candidate's cost and feasibility."""
-        return True
 
     def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
         """Return the feasible request with the least preparation and generation together; ties by ready time."""

@@ -31,7 +31,8 @@ def measure_profile(
 
     Args:
         client: A running engine that nobody else uses.
-        quick: Fewer sizes and repetitions: about 15 s (with a shadow 20 s) instead of minutes.
+        quick: Fewer sizes and repetitions: about 15 s (with a shadow 20 s) instead of minutes. Costs by context and
+            of restores that miss their check are left out, which ``progress`` is told.
         progress: Gets a line for each part of each round, with the time that is left.
         samples_file: Keeps the samples, so that an interrupted measurement of the same configuration goes on
             where it stopped; removed at the end, good or bad. None = an interrupted one is lost.
@@ -39,7 +40,8 @@ def measure_profile(
     Raises:
         EngineRequestError: The engine is not there or has no plug-ins.
         EngineBusyError: Others use the engine.
-        MeasurementError: A curve does not grow, or does not predict its held-out points.
+        MeasurementError: A curve does not grow, or does not predict its held-out points; of a quick profile only the
+            prefill curve.
     """
     effort = QUICK if quick else FULL
     sampler = Sampler(client)

@@ -12,7 +12,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreRequest
@@ -106,6 +106,15 @@ def use_tiered_aging(runtime: EngineRuntime, **state: int) -> None:
     """Give the engine a profile of its own and Tiered-Aging."""
     assert "digest" in runtime.apply_profile(assumed_profile(runtime.control.full_key).to_json().decode())
     assert "digest" in runtime.apply_settings(settings_json(**state))
+
+
+def native_hit(scheduler: Scheduler, request: Request) -> list[KVCacheBlock]:
+    """Return the blocks that vLLM's own look-up finds for ``request``."""
+    manager = scheduler.kv_cache_manager
+    if not manager.prefix_cache_lookup_enabled(request):
+        return []
+    found = manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
+    return found[0][0]
 
 
 class Drive:

@@ -1,6 +1,7 @@
 """Faults of an engine during measurement, played by a scripted one on a real socket (real vLLM: cli/tests)."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,16 @@ from scripted_engine import KEY, ScriptedEngine, served
 from coda_engine.contract.errors import ProfileRefusedError
 from coda_engine.contract.profile import Profile
 from coda_engine.contract.reasons import Reason
-from coda_engine.profiling import EngineBusyError, EngineClient, EngineRequestError, MeasurementError, measure_profile
+from coda_engine.profiling import (
+    EngineBusyError,
+    EngineClient,
+    EngineRequestError,
+    MeasurementError,
+    measure,
+    measure_profile,
+)
 from coda_engine.profiling import sampler as sampler_module
-from coda_engine.profiling.plan import Part, Spot
+from coda_engine.profiling.plan import QUICK, Part, Spot
 from coda_engine.profiling.sampler import Sampler
 
 
@@ -61,10 +69,11 @@ def test_what_is_measured_as_new_was_never_sent_and_what_is_context_is_reused() 
     assert reused == {0, *(item.context_tokens for item in contexts)}
 
 
-def test_noise_of_the_curve_that_only_the_grid_shows_is_measured_away() -> None:
+def test_noise_of_the_curve_that_only_the_grid_shows_is_measured_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "QUICK", replace(QUICK, optional_until_s=None))
     engine = without_shadow(ms_per_token=2.0, slow_small_prompts=3)
     smallest = measured(engine).prefill.points[0]
-    assert smallest.repetitions > 3
+    assert smallest.repetitions > QUICK.rounds
     assert smallest.ms == pytest.approx(smallest.x * engine.ms_per_token)
 
 
@@ -74,6 +83,19 @@ def test_a_quick_profile_leaves_out_restores_that_make_no_sense_and_says_so() ->
         profile = measure_profile(engine.client(url), quick=True, progress=said.append)
     assert set(profile.parts) == {"prefill", "prefill_grid"}
     assert any(line.startswith("left out of the profile: restore") for line in said)
+
+
+def test_a_quick_profile_is_not_late_for_parts_that_may_be_missing() -> None:
+    rounds = []
+    for ms_per_token in (1.0, 0.05):
+        said: list[str] = []
+        engine = ScriptedEngine(senseless_restores=True, ms_per_token=ms_per_token)
+        with served(engine) as url:
+            profile = measure_profile(engine.client(url), quick=True, progress=said.append)
+        assert profile.restore is None
+        rounds.append(sum(line.startswith("once more") for line in said))
+    slow, fast = rounds
+    assert slow == 0 < fast
 
 
 def test_an_interrupted_measurement_goes_on_where_it_stopped(tmp_path: Path) -> None:

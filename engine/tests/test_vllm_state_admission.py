@@ -4,7 +4,7 @@ import random
 import time
 
 import pytest
-from scheduler_harness import BLOCK_TOKENS, Drive, attach, new_scheduler, settings_json, use_tiered_aging
+from scheduler_harness import BLOCK_TOKENS, Drive, attach, native_hit, new_scheduler, settings_json, use_tiered_aging
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -161,7 +161,7 @@ def test_under_churn_predictions_are_the_allocator_s_and_nobody_is_lost(vllm_con
     def inspections_equal_vllm_s_own_answers() -> None:
         for request in scheduler.waiting:
             ready = inspector.inspect(request, inspector.capacity.room())
-            hit = inspector.capacity.native_hit(request)
+            hit = native_hit(scheduler, request)
             assert inspector.resident_tokens(request) == len(hit) * BLOCK_TOKENS
             watermark = scheduler.kv_cache_manager.watermark_blocks if scheduler.running else 0
             demand = inspector.capacity.native_demand(request, hit)

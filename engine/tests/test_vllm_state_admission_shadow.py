@@ -5,7 +5,7 @@ import random
 import time
 
 import pytest
-from scheduler_harness import BLOCK_TOKENS, attach, settings_json, use_tiered_aging
+from scheduler_harness import BLOCK_TOKENS, attach, native_hit, settings_json, use_tiered_aging
 from shadow_engine_harness import shadow_folder
 from shadow_scheduler_harness import Faults, agents, driving, shadowed
 from vllm.v1.request import RequestStatus
@@ -190,7 +190,7 @@ class Invariants:
 
     def _same(self, inspector, request, room) -> None:
         ready = inspector.inspect(request, room)
-        hit = inspector.capacity.native_hit(request)
+        hit = native_hit(self.drive.scheduler, request)
         index, shadow = self.drive.manager.index, self.drive.connector.coda_shadow
         restorable, limit = len(hit), request.num_tokens // BLOCK_TOKENS
         while restorable < limit and index.ready(shadow_key(request.block_hashes[restorable])):

@@ -47,7 +47,9 @@ class IdleSize:
         return 2 * _START_S + 2 * (self.repetitions + 1) * self.load.requests * self.load.output_tokens / 60
 
 
-FULL = IdleSize(IdleLoad(output_tokens=128), repetitions=16)
+FULL = IdleSize(IdleLoad(output_tokens=32), repetitions=60)
+"""Short turns: what other tenants of the host take changes from one ten seconds to the next."""
+
 QUICK = IdleSize(IdleLoad(output_tokens=48), repetitions=3)
 
 

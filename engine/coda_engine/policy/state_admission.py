@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from operator import attrgetter
+from typing import ClassVar, Protocol
 
 from coda_engine.contract.reasons import AdmissionReason
 
@@ -81,13 +82,13 @@ class Fifo:
         return Selection(head.request_id, AdmissionReason.READY_ORDER, now_ms - head.ready_at_ms)
 
 
-def lowest_feasible(
+def first_feasible(
     candidates: Sequence[ReadyRequest],
     now_ms: float,
     reason: AdmissionReason,
-    key: Callable[[ReadyRequest], Any],
+    first: Callable[[Sequence[ReadyRequest]], ReadyRequest],
 ) -> Selection:
-    """Return the feasible candidate with the lowest ``key``, the first of them if several have it.
+    """Return the one of the feasible candidates that ``first`` picks.
 
     Without a feasible candidate no decision is made (section 4.2).
     """
@@ -97,7 +98,14 @@ def lowest_feasible(
     if not feasible:
         return Selection(None, AdmissionReason.NOTHING_FEASIBLE)
     only = len(candidates) == 1
-    return Selection.of(min(feasible, key=key), now_ms, AdmissionReason.ONLY_CANDIDATE if only else reason)
+    return Selection.of(first(feasible), now_ms, AdmissionReason.ONLY_CANDIDATE if only else reason)
+
+
+READY_TIME: Callable[[ReadyRequest], float] = attrgetter("ready_at_ms")
+COST_THEN_DEMAND: Callable[[ReadyRequest], tuple[float, ...]] = attrgetter(
+    "state_cost_ms", "additional_kv_blocks", "ready_at_ms"
+)
+"""Raw cost, then additional KV blocks, then ready time (Appendix A)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +128,22 @@ class TieredAging:
 
     def aged_cost_ms(self, request: ReadyRequest, now_ms: float) -> float:
         """Return the age-adjusted cost, C / (1 + w / tau) (eq. 3), milliseconds."""
-        wait_ms = max(0.0, now_ms - request.ready_at_ms)
-        return request.state_cost_ms / (1.0 + wait_ms / self.tau_ms)
+        wait_ms = now_ms - request.ready_at_ms
+        return request.state_cost_ms / (1.0 + wait_ms / self.tau_ms) if wait_ms > 0 else request.state_cost_ms
 
-    def ranked_at(self, now_ms: float) -> Callable[[ReadyRequest], tuple[float, ...]]:
-        """Return what requests are compared by at a time, lowest first.
-
-        Equal aged costs are resolved by raw cost, then additional KV blocks, then ready time (Appendix A).
-        """
-        aged_cost_ms = self.aged_cost_ms
-        return lambda request: (
-            aged_cost_ms(request, now_ms),
-            request.state_cost_ms,
-            request.additional_kv_blocks,
-            request.ready_at_ms,
-        )
+    def lowest_aged(self, requests: Sequence[ReadyRequest], now_ms: float) -> ReadyRequest:
+        """Return the request with the lowest aged cost; equal ones are resolved by :data:`COST_THEN_DEMAND`."""
+        aged_ms = [self.aged_cost_ms(request, now_ms) for request in requests]
+        lowest_ms = min(aged_ms)
+        equal = [request for request, cost_ms in zip(requests, aged_ms, strict=True) if cost_ms == lowest_ms]
+        return min(equal, key=COST_THEN_DEMAND)
 
     def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
         """Return the oldest feasible request once it has waited max_wait_ms, else the lowest aged cost (eq. 4)."""
         feasible = [request for request in candidates if request.feasible]
-        if feasible:
-            oldest = min(feasible, key=lambda request: request.ready_at_ms)
-            if now_ms - oldest.ready_at_ms >= self.max_wait_ms:
-                return Selection.of(oldest, now_ms, AdmissionReason.MAX_WAIT_REACHED)
-        return lowest_feasible(candidates, now_ms, AdmissionReason.LOWEST_AGED_COST, self.ranked_at(now_ms))
+        oldest = min(feasible, key=READY_TIME, default=None)
+        if oldest is not None and now_ms - oldest.ready_at_ms >= self.max_wait_ms:
+            return Selection.of(oldest, now_ms, AdmissionReason.MAX_WAIT_REACHED)
+        return first_feasible(
+            candidates, now_ms, AdmissionReason.LOWEST_AGED_COST, lambda fitting: self.lowest_aged(fitting, now_ms)
+        )

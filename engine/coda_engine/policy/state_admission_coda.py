@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coda_engine.contract.reasons import AdmissionReason
-from coda_engine.policy.state_admission import ReadyRequest, Selection, TieredAging, lowest_feasible
+from coda_engine.policy.state_admission import READY_TIME, ReadyRequest, Selection, TieredAging, first_feasible
 
 CALIBRATED = TieredAging(tau_ms=20_000.0, max_wait_ms=50_000.0)
 """Constants that a sweep over sessions under overload found best."""
@@ -45,17 +45,22 @@ class Coda:
         The oldest may not fit: then it is reserved for (see :attr:`Selection.reserves`).
         """
         guarded = candidates if self.reserve else [request for request in candidates if request.feasible]
-        oldest = min(guarded, key=lambda request: request.ready_at_ms, default=None)
+        oldest = min(guarded, key=READY_TIME, default=None)
         if oldest is not None and now_ms - oldest.ready_at_ms >= self.aging.max_wait_ms:
             fits = AdmissionReason.MAX_WAIT_REACHED if oldest.feasible else AdmissionReason.RESERVED_FOR_OLDEST
             return Selection.of(oldest, now_ms, fits)
-        rank = self.aging.ranked_at(now_ms)
         if self.on_time_ms > 0 and len(candidates) > 1:
-            on_time = [request for request in candidates if request.feasible and self._is_on_time(request, now_ms)]
+            # Its first token is in time if it is prepared now.
+            on_time = [
+                request
+                for request in candidates
+                if request.feasible and now_ms - request.ready_at_ms + request.state_cost_ms <= self.on_time_ms
+            ]
             if on_time:
-                return Selection.of(min(on_time, key=rank), now_ms, AdmissionReason.CHEAPEST_ON_TIME)
-        return lowest_feasible(candidates, now_ms, AdmissionReason.LOWEST_AGED_COST, rank)
-
-    def _is_on_time(self, request: ReadyRequest, now_ms: float) -> bool:
-        """Return whether its first token is in time if it is prepared now."""
-        return now_ms - request.ready_at_ms + request.state_cost_ms <= self.on_time_ms
+                return Selection.of(self.aging.lowest_aged(on_time, now_ms), now_ms, AdmissionReason.CHEAPEST_ON_TIME)
+        return first_feasible(
+            candidates,
+            now_ms,
+            AdmissionReason.LOWEST_AGED_COST,
+            lambda fitting: self.aging.lowest_aged(fitting, now_ms),
+        )

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from coda_engine.contract.reasons import AdmissionReason
-from coda_engine.policy.state_admission import ReadyRequest, Selection, lowest_feasible
+from coda_engine.policy.state_admission import COST_THEN_DEMAND, ReadyRequest, Selection, first_feasible
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,11 @@ class CacheWise:
 
     def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
         """Return the feasible request with the fewest blocks to compute; ties by arrival, then id."""
-        return lowest_feasible(
+        return first_feasible(
             candidates,
             now_ms,
             AdmissionReason.FEWEST_BLOCKS,
-            lambda request: (request.blocks_to_compute, request.ready_at_ms, request.request_id),
+            lambda fitting: min(fitting, key=attrgetter("blocks_to_compute", "ready_at_ms", "request_id")),
         )
 
 
@@ -35,11 +36,11 @@ class ShortestPreparation:
 
     def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
         """Return the feasible request with the lowest cost; ties by additional KV blocks, then ready time."""
-        return lowest_feasible(
+        return first_feasible(
             candidates,
             now_ms,
             AdmissionReason.LOWEST_COST,
-            lambda request: (request.state_cost_ms, request.additional_kv_blocks, request.ready_at_ms),
+            lambda fitting: min(fitting, key=COST_THEN_DEMAND),
         )
 
 
@@ -61,9 +62,11 @@ class Oracle:
 
     def select(self, candidates: Sequence[ReadyRequest], now_ms: float) -> Selection:
         """Return the feasible request with the least preparation and generation together; ties by ready time."""
-        return lowest_feasible(
+        return first_feasible(
             candidates,
             now_ms,
             AdmissionReason.SHORTEST_JOB,
-            lambda request: (request.state_cost_ms + self.token_ms * request.output_tokens, request.ready_at_ms),
+            lambda fitting: min(
+                fitting, key=lambda one: (one.state_cost_ms + self.token_ms * one.output_tokens, one.ready_at_ms)
+            ),
         )

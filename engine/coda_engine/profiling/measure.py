@@ -1,8 +1,7 @@
 """The measurement: every spot once in every round, so that a slow minute of the machine hits all alike."""
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -32,7 +31,7 @@ def measure_profile(
     Args:
         client: A running engine that nobody else uses.
         quick: Fewer sizes and repetitions: about 15 s (with a shadow 20 s) instead of minutes. Costs by context and
-            of restores that miss their check are left out, which ``progress`` is told.
+            of restores that still miss their check then are left out, which ``progress`` is told.
         progress: Gets a line for each part of each round, with the time that is left.
         samples_file: Keeps the samples, so that an interrupted measurement of the same configuration goes on
             where it stopped; removed at the end, good or bad. None = an interrupted one is lost.
@@ -54,7 +53,7 @@ def measure_profile(
         progress(f"going on with {sum(map(len, samples.values()))} samples of {samples_file}")
     else:
         plan, samples, elapsed_s = plan_measurement(probe_ms, sampler.limits(), effort), {}, 0.0
-    run = _Run(sampler, plan, defaultdict(list, samples), progress, kept, time.monotonic() - elapsed_s)
+    run = _Run(sampler, plan, defaultdict(list, samples), progress, kept, client.clock() - elapsed_s)
     try:
         fitted = run.measure()
     except MeasurementError:
@@ -120,7 +119,7 @@ class _Run:
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self._started_s
+        return self._sampler.client.clock() - self._started_s
 
     def measure(self) -> _Fitted:
         """Return every part of the plan, fitted; parts that miss their check get the extra rounds."""
@@ -133,13 +132,19 @@ class _Run:
             pending = self._fit(pending, fitted)
             if not pending:
                 return fitted
-            if number < last:
-                self._progress(f"once more: {fitted.worst}")
-        if not effort.may_leave_out or Part.PREFILL in fitted.problems:
+            if number == last or self._may_do_without(fitted.problems):
+                break
+            self._progress(f"once more: {fitted.worst}")
+        if effort.optional_until_s is None or Part.PREFILL in fitted.problems:
             raise fitted.worst
         for problem in fitted.problems.values():
             self._progress(f"left out of the profile: {problem}")
         return fitted
+
+    def _may_do_without(self, parts: Collection[Part]) -> bool:
+        """Return whether it is too late for more rounds of ``parts``, and a profile without them is one."""
+        until_s = self._plan.effort.optional_until_s
+        return until_s is not None and self.elapsed_s >= until_s and Part.PREFILL not in parts
 
     def _round(self, number: int, parts: Iterable[Part]) -> None:
         self._sampler.begin_round()
@@ -159,9 +164,9 @@ class _Run:
         return f"extra round {extra} of {effort.extra_rounds}" if extra > 0 else f"round {number} of {effort.rounds}"
 
     def _sample(self, spot: Spot) -> None:
-        began_s = time.monotonic()
+        began_s = self._sampler.client.clock()
         self._samples[spot].append(self._sampler.sample_ms(spot))
-        self._spent_s += time.monotonic() - began_s
+        self._spent_s += self._sampler.client.clock() - began_s
         self._expected_s += spot.expected_s(self._plan.tokens_per_s)
         if self._kept is not None:
             self._kept.write(self._plan, self._samples, self.elapsed_s)

@@ -74,8 +74,8 @@ class Effort:
         largest_s: The largest prompt is about as long as the engine prefills in this time, seconds.
         error_bound: Largest accepted relative error of a held-out point.
         most_noise: Share of a part's largest time that its noise may be; beyond, its check would say nothing.
-        may_leave_out: Costs by context and of restores that miss their check are left out of the profile, instead of
-            there being none: admission then counts without them.
+        optional_until_s: Costs by context and of restores that still miss their check after this time are left out of
+            the profile, and admission counts without them, seconds; None = they may not be missing.
     """
 
     curve: tuple[float, ...]
@@ -91,7 +91,7 @@ class Effort:
     largest_s: float
     error_bound: float
     most_noise: float
-    may_leave_out: bool
+    optional_until_s: float | None
 
 
 QUICK = Effort(
@@ -108,7 +108,7 @@ QUICK = Effort(
     largest_s=0.9,
     error_bound=0.25,
     most_noise=1.0,
-    may_leave_out=True,
+    optional_until_s=18.0,
 )
 """About 20 s with a shadow, 15 s without one, on any engine that prefills steadily."""
 
@@ -126,7 +126,7 @@ FULL = Effort(
     largest_s=20.0,
     error_bound=0.15,
     most_noise=0.5,
-    may_leave_out=False,
+    optional_until_s=None,
 )
 """Up to the context window; some minutes on a CPU."""
 

@@ -9,7 +9,6 @@ the winner.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -76,24 +75,12 @@ class KvCapacity:
         blocks: int = self._manager.coordinator.single_type_managers[0].num_cached_block.get(request.request_id, 0)
         return blocks
 
-    def native_hit(self, request: Request) -> list[KVCacheBlock]:
-        """Return the blocks that vLLM's own look-up finds for the request."""
-        if not self._manager.prefix_cache_lookup_enabled(request):
-            return []
-        hit: tuple[Any, ...] = self._manager.coordinator.find_longest_cache_hit(
-            request.block_hashes, request.num_tokens - 1
-        )
-        blocks: list[KVCacheBlock] = hit[0][0]
-        return blocks
-
     def native_demand(self, request: Request, hit: list[KVCacheBlock], restore_blocks: int = 0) -> int:
         """Return the blocks that vLLM's own full-sequence gate would charge for the request."""
         return self._demand(request, hit, restore_blocks, min(request.num_tokens, self._manager.max_model_len))
 
     def confirm(self, request: Request, hit: list[KVCacheBlock], restore_blocks: int, room: Room) -> bool:
-        """Return whether vLLM's own functions agree with an inspection: this hit, and it fits."""
-        if self.native_hit(request) != hit:
-            return False
+        """Return whether vLLM's own functions agree that the request fits with this hit and restore."""
         full_demand = self.native_demand(request, hit, restore_blocks)
         restored_tokens = (len(hit) + restore_blocks) * self.block_tokens
         restore_demand = self._demand(request, hit, restore_blocks, restored_tokens) if restore_blocks else 0

@@ -4,7 +4,7 @@ Nothing here is computed again unless the events of a tier, the request or the c
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from vllm.v1.request import Request
 
@@ -14,6 +14,8 @@ from coda_engine.vllm_adapter.scheduler.feasibility import KvCapacity, Room
 from coda_engine.vllm_adapter.scheduler.residency import CURRENT, ResidencyIndex, ResidentPrefix
 from coda_engine.vllm_adapter.scheduler.shadow_residency import RestorableRun
 from coda_engine.vllm_adapter.scheduler.shadow_tier import ShadowTier
+
+_NEVER = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +28,7 @@ class Inspection:
         tokens: Its tokens when it was first looked at; others mean another look.
         full_blocks: Blocks of its full sequence.
         ready: What the policy sees; remade only when something in it changed.
+        surely_fits_in: Usable blocks with which it fits whatever its hit is.
         restore_blocks: Blocks that it would restore.
         cost_ms: Its cost on an idle transfer domain.
         evictable: Unused blocks of the hit, as of ``counted_at`` (the index's ``references``).
@@ -36,6 +39,7 @@ class Inspection:
     tokens: int
     full_blocks: int
     ready: ReadyRequest
+    surely_fits_in: int = _NEVER
     restore_blocks: int = 0
     cost_ms: float = 0.0
     evictable: int = 0
@@ -97,7 +101,8 @@ class Inspector:
         run = inspection.run
         if inspection.prefix.stale_from != CURRENT or (run is not None and run.stale_from != CURRENT):
             self._follow(inspection)
-        ready, feasible, cost_ms = inspection.ready, self._fits(inspection, room), inspection.cost_ms
+        ready, cost_ms = inspection.ready, inspection.cost_ms
+        feasible = inspection.surely_fits_in <= room.usable_blocks or self._fits(inspection, room)
         if inspection.restore_blocks:
             cost_ms += queueing_ms
         if ready.feasible != feasible or ready.state_cost_ms != cost_ms:
@@ -115,9 +120,11 @@ class Inspector:
         )
 
     def confirmed(self, winner: Request, room: Room) -> bool:
-        """Return whether vLLM's own functions agree with the inspection; otherwise it will be made anew."""
+        """Return whether the pool and vLLM's own arithmetic agree with the inspection; if not, it is made anew."""
         inspection = self._inspections[winner]
-        if self.capacity.confirm(winner, inspection.prefix.blocks, inspection.restore_blocks, room):
+        if self._index.agrees(inspection.prefix) and self.capacity.confirm(
+            winner, inspection.prefix.blocks, inspection.restore_blocks, room
+        ):
             return True
         self.forget((winner,))
         return False
@@ -167,13 +174,13 @@ class Inspector:
         if inspection.run is not None and self.shadow is not None:
             self.shadow.residency.refresh(inspection.run, hit_blocks)
             inspection.restore_blocks = inspection.run.blocks
+        inspection.surely_fits_in = _NEVER if inspection.restore_blocks else inspection.full_blocks
         inspection.cost_ms = self._cost_ms(inspection.tokens, hit_blocks, inspection.restore_blocks)
-        inspection.ready = replace(
-            inspection.ready,
-            state_cost_ms=inspection.cost_ms,
-            additional_kv_blocks=inspection.full_blocks - hit_blocks,
-            blocks_to_compute=inspection.full_blocks - hit_blocks - inspection.restore_blocks,
-        )
+        ready, new_blocks = inspection.ready, inspection.full_blocks - hit_blocks
+        inspection.ready = ReadyRequest(
+            ready.request_id, ready.ready_at_ms, inspection.cost_ms, new_blocks, ready.feasible,
+            new_blocks - inspection.restore_blocks, ready.output_tokens,
+        )  # fmt: skip
 
     def _cost_ms(self, tokens: int, hit_blocks: int, restore_blocks: int) -> float:
         """Return the cost on an idle transfer domain; the last token is computed even if everything is restored."""

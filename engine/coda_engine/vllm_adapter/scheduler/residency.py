@@ -7,6 +7,8 @@ and an event costs a dictionary look-up.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, repeat
+from operator import concat
 from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
@@ -92,33 +94,39 @@ class ResidencyIndex:
             return
         self._truncate(prefix, prefix.stale_from)
         prefix.stale_from = CURRENT
-        blocks, hashes, holders = prefix.blocks, prefix.hashes, self._holders
-        look_up = self._pool.cached_block_hash_to_block.get_one_block
-        for position in range(len(blocks), prefix.limit):
-            key = hashes[position] + _GROUP_SUFFIX
-            block = look_up(key)
-            if block is None:
-                self._expect(prefix, BlockHashWithGroupId(key))
-                return
-            blocks.append(block)
-            registered = holders.get(block.block_id)
+        blocks, holders = prefix.blocks, self._holders
+        first = len(blocks)
+        blocks += self._found(islice(prefix.hashes, first, prefix.limit))
+        for position in range(first, len(blocks)):
+            block_id = blocks[position].block_id
+            registered = holders.get(block_id)
             if registered is None:
-                holders[block.block_id] = {prefix: position}
+                holders[block_id] = {prefix: position}
             else:
                 registered[prefix] = position
-        self._expect(prefix, None)
+        self._expect(prefix, pool_key(prefix.hashes[len(blocks)]) if len(blocks) < prefix.limit else None)
+
+    def agrees(self, prefix: ResidentPrefix) -> bool:
+        """Return whether the pool has exactly this hit now, whatever the events said."""
+        return self._found(islice(prefix.hashes, prefix.limit)) == prefix.blocks
 
     def resident_blocks(self, hashes: Sequence[BlockHash]) -> int:
         """Return how many hashes are in the pool before the first that is not."""
-        look_up = self._pool.cached_block_hash_to_block.get_one_block
-        for position, block_hash in enumerate(hashes):
-            if look_up(pool_key(block_hash)) is None:
-                return position
-        return len(hashes)
+        return len(self._found(hashes))
 
     def registrations(self) -> int:
         """Return how many blocks and hashes any prefix is registered at."""
         return len(self._holders) + len(self._expecting)
+
+    def _found(self, hashes: Iterable[BlockHash]) -> list[KVCacheBlock]:
+        """Return the pool's blocks of ``hashes``, up to the first that it does not have."""
+        # Past the map's own method, whose source is pinned: its calls would be half of a decision's time.
+        found: list[KVCacheBlock] = []
+        for block in map(self._pool.cached_block_hash_to_block._cache.get, map(concat, hashes, repeat(_GROUP_SUFFIX))):
+            if block is None:
+                break
+            found.append(next(iter(block.values())) if isinstance(block, dict) else block)
+        return found
 
     def _truncate(self, prefix: ResidentPrefix, length: int) -> None:
         for block in prefix.blocks[length:]:

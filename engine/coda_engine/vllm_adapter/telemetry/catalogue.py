@@ -116,7 +116,7 @@ CATALOGUE: tuple[MetricDeclaration, ...] = (
     _declare("admitted_tokens", _COUNTER, "Tokens of admitted requests by where their KV state came from.", _PATH),
     _declare("reordered", _COUNTER, "Requests admitted before the native head."),
     _declare("refused_after_feasible", _COUNTER, "Requests found feasible that the allocator refused; should stay 0."),
-    _declare("unconfirmed_selections", _COUNTER, "Choices taken back because vLLM's own look-up said otherwise."),
+    _declare("unconfirmed_selections", _COUNTER, "Choices taken back because vLLM's own state said otherwise."),
     _declare("selection_seconds", _HISTOGRAM, "Time of one selection.", bounds=SELECTION_BUCKETS_S),
     _declare("reserved_blocks", _GAUGE, "Blocks still needed by the request for which freed ones are kept; 0: nobody."),
     _declare("reservation_wait_seconds", _GAUGE, "How long that request has been ready; 0: nobody."),

@@ -110,4 +110,4 @@ def test_settings_name_the_policy_and_its_constants():
     assert state_admission_policy(shortest) == ShortestPreparation()
     assert state_admission_policy(StateAdmissionSettings()) == Coda()
     own = StateAdmissionSettings(tau_ms=7, on_time_ms=0, reserve_for_oldest=False)
-    assert state_admission_policy(own) == Coda(TieredAging(7, 50_000), on_time_ms=0, reserve=False)
+    assert state_admission_policy(own) == Coda(TieredAging(7, 70_000), on_time_ms=0, reserve=False)

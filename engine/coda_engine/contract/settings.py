@@ -60,7 +60,7 @@ class StateAdmissionSettings(AuthoredModel):
         ge=1,
         le=3_600_000,
         description="Age from which the oldest request (tiered-aging: the oldest that fits) always goes first, "
-        "milliseconds. Absent: 50000 for coda, 20000 for tiered-aging.",
+        "milliseconds. Absent: 70000 for coda, 20000 for tiered-aging.",
     )
     on_time_ms: int | None = Field(
         default=None,

@@ -7,7 +7,7 @@ from typing import ClassVar
 from coda_engine.contract.reasons import AdmissionReason
 from coda_engine.policy.state_admission import READY_TIME, ReadyRequest, Selection, TieredAging, first_feasible
 
-CALIBRATED = TieredAging(tau_ms=20_000.0, max_wait_ms=50_000.0)
+CALIBRATED = TieredAging(tau_ms=20_000.0, max_wait_ms=70_000.0)
 """Constants that a sweep over sessions under overload found best."""
 
 

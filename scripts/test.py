@@ -119,8 +119,14 @@ def all_suites(*, long: bool) -> list[Suite]:
             ((*side_by_side, "-m", "stress and not vllm and not cluster and not gpu"),),
         ),
         Suite(
+            "stack",
+            "coda model, up and profile on real vLLM, alone: they measure",
+            ((*pytest, "-m", "vllm and not gpu", "cli/tests"),),
+            missing_vllm,
+        ),
+        Suite(
             "vllm",
-            "tests on real vLLM engines (CPU)",
+            "engine tests on real vLLM (CPU)",
             vllm_commands((*pytest, "-m", "vllm and not gpu")),
             missing_vllm,
             lanes=2,
@@ -157,7 +163,6 @@ def vllm_commands(pytest: Command) -> tuple[Command, ...]:
     servers = sorted(str(path.relative_to(ROOT)) for path in tests.glob("test_vllm_*server.py"))
     others = tuple(f"--ignore={path}" for path in (*alone, *servers))
     return (
-        (*pytest, "cli/tests"),
         (*pytest, *others, "engine/tests"),
         *((*pytest, path) for path in alone),
         (*pytest, *servers),

@@ -21,6 +21,7 @@ from coda_cli.model.catalog import default_model_dir
 from coda_cli.profile_file import read_profile, write_profile
 from coda_cli.up.machine import free_ports
 from coda_engine.contract.interface import HBM_FORGET_PATH
+from coda_engine.contract.profile import Profile
 from coda_engine.contract.reasons import Feature, Reason
 from coda_engine.contract.snapshot import Capability
 from coda_engine.profiling import EngineClient
@@ -143,10 +144,17 @@ def test_a_profile_has_every_part_or_says_which_it_leaves_out_and_is_in_force_at
     assert measured.file.with_suffix(".html").read_text().count("<svg") == len(profile.parts)
 
 
+def forgiving(profile: Profile) -> Profile:
+    """Return the profile with bounds that no busy machine misses: what is tested is the way, not the machine."""
+    return profile.model_copy(
+        update={name: part.model_copy(update={"error_bound": 1_000.0}) for name, part in profile.parts.items()}
+    )
+
+
 def test_a_profile_of_another_driver_serves_and_is_looked_at_again_instead_of_measured(
     engine: Engine, measured: Measured, tmp_path: Path
 ) -> None:
-    profile, file = read_profile(measured.file), tmp_path / "older.json"
+    profile, file = forgiving(read_profile(measured.file)), tmp_path / "older.json"
     older = profile.full_key.model_copy(update={"driver": "an older kernel"})
     write_profile(profile.model_copy(update={"full_key": older}), file)
     applied = engine.client.put_profile(read_profile(file))

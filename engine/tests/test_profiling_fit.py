@@ -98,6 +98,13 @@ def test_a_grid_row_that_falls_beyond_its_noise_is_refused() -> None:
         fit_grid(PLAN, samples, fit_prefill(PLAN, samples))
 
 
+def test_a_grid_row_that_is_flat_is_refused_even_where_noise_explains_it() -> None:
+    noisy = {measured: around(values[-1], 30.0) for measured, values in BY_CONTEXT.items()}
+    flat = {measured: around(100.0, 30.0) for measured in noisy if measured.part is Part.GRID and not measured.held_out}
+    with pytest.raises(MeasurementError, match="tokens of context took"):
+        fit_grid(PLAN, noisy | flat, fit_prefill(PLAN, BY_CONTEXT))
+
+
 def test_a_restore_profile_has_a_curve_for_each_depth_in_bytes() -> None:
     restore = fit_restore(PLAN, RESTORED, bytes_per_token=1_000.0)
     assert [curve.outstanding for curve in restore.curves] == [0, 1, 3]

@@ -101,7 +101,8 @@ class Dispatcher:
         if worker is not None:
             worker.begin_request()
             if request.makes_kv:
-                self.sessions.put(request.table_key, Home(worker.name, worker.incarnation, now_s))
+                home = Home(worker.name, worker.incarnation, now_s, observed.context_tokens)
+                self.sessions.put(request.table_key, home)
         self._report(request, observed, placement, now_s)
         return worker if worker is not None else self._refusal(request.model, placement.reason)
 
@@ -114,6 +115,7 @@ class Dispatcher:
             context_tokens=request.body_bytes // BYTES_PER_TOKEN,
             resident_tokens=residency_of(self.fleet.workers, request.table_key),
             recent_worker=home.worker if home and is_home_alive else None,
+            history_tokens=home.context_tokens if home else 0,
             has_lost_home=home is not None and not is_home_alive,
             tried=tried,
             rotation=self.decisions.next_sequence,

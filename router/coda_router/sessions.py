@@ -16,11 +16,13 @@ class Home:
         worker: The worker's name.
         incarnation: The worker's incarnation then; another one now means that nothing is resident any more.
         placed_at_s: When, event loop's time in seconds.
+        context_tokens: Estimate of the context that the session had then, tokens.
     """
 
     worker: str
     incarnation: str
     placed_at_s: float
+    context_tokens: int = 0
 
 
 class SessionMap:

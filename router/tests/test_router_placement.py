@@ -16,6 +16,7 @@ from coda_router.placement.reasons import PlacementReason as R
 CODA = chain_for(PlacementSettings())
 ROUND_ROBIN = chain_for(PlacementSettings(policy=PlacementPolicyName.ROUND_ROBIN))
 LEAST_LOADED = chain_for(PlacementSettings(policy=PlacementPolicyName.LEAST_LOADED))
+SMETRIC = chain_for(PlacementSettings(policy=PlacementPolicyName.SMETRIC))
 
 
 def worker(name: str, load: int = 0, **fields: object) -> WorkerView:
@@ -39,7 +40,7 @@ def placed(chain: PlacementChain, request: PlacementRequest, *workers: WorkerVie
         ((worker("a", waiting_requests=64), worker("b", waiting_requests=99)), R.ALL_AT_FRONTIER),
     ],
 )
-@pytest.mark.parametrize("chain", [CODA, ROUND_ROBIN, LEAST_LOADED])
+@pytest.mark.parametrize("chain", [CODA, SMETRIC, ROUND_ROBIN, LEAST_LOADED])
 def test_nobody_can_take_the_request_and_the_reason_says_why(chain: PlacementChain, workers, reason: R):
     request = PlacementRequest(model="m", tried=frozenset({"tried"}))
     assert placed(chain, request, *workers) == (None, reason)
@@ -223,7 +224,7 @@ REQUESTS = st.builds(
 )
 
 
-@given(VIEWS, REQUESTS, st.sampled_from([CODA, ROUND_ROBIN, LEAST_LOADED]))
+@given(VIEWS, REQUESTS, st.sampled_from([CODA, SMETRIC, ROUND_ROBIN, LEAST_LOADED]))
 def test_only_a_worker_that_can_take_the_request_is_ever_chosen(views, request, chain):
     placement = chain.place(request, views)
     fit = {
@@ -238,3 +239,32 @@ def test_only_a_worker_that_can_take_the_request_is_ever_chosen(views, request, 
     assert placement.worker is None or placement.worker in fit
     if request.model is None:
         assert (placement.worker is None) == (not fit)
+
+
+def trail_of(request: PlacementRequest, *workers: WorkerView) -> tuple[str | None, R]:
+    """Return where SMetric places ``request``, and what its gate found."""
+    placement = SMETRIC.place(request, workers)
+    return placement.worker, placement.trail[3]
+
+
+def test_smetric_returns_home_within_the_bound_while_half_of_the_history_is_there():
+    request = PlacementRequest(resident_tokens={"a": 500, "b": 10}, history_tokens=1_000)
+    assert trail_of(request, worker("a", 4), worker("b", 0)) == ("a", R.KV_RESIDENT)
+    assert trail_of(replace(request, resident_tokens={"a": 499}), worker("a", 4), worker("b", 0)) == (
+        "b",
+        R.HIT_TOO_SMALL,
+    )
+
+
+def test_smetric_leaves_a_home_beyond_twice_the_mean_of_all():
+    request = PlacementRequest(resident_tokens={"a": 1_000}, history_tokens=1_000)
+    others = worker("b", 2), worker("c", 2)
+    assert trail_of(request, worker("a", 8), *others) == ("a", R.KV_RESIDENT)
+    assert trail_of(request, worker("a", 9), *others)[1] is R.HOME_OVERLOADED
+
+
+def test_smetric_sends_what_has_no_home_to_the_least_loaded_and_trusts_a_placement_not_reported_yet():
+    workers = worker("a", 3), worker("b", 1)
+    assert trail_of(PlacementRequest(), *workers) == ("b", R.NEW_SESSION)
+    assert trail_of(PlacementRequest(has_lost_home=True), *workers) == ("b", R.HOME_LOST)
+    assert trail_of(PlacementRequest(recent_worker="a", history_tokens=9_000), *workers) == ("a", R.RECENT_PLACEMENT)

@@ -165,6 +165,7 @@ class PlacementPolicyName(StrEnum):
     """Placement policies that a live router can run."""
 
     CODA = "coda"
+    SMETRIC = "smetric"
     LEAST_LOADED = "least-loaded"
     ROUND_ROBIN = "round-robin"
 
@@ -175,14 +176,15 @@ class PlacementSettings(AuthoredModel):
     policy: PlacementPolicyName = Field(
         default=PlacementPolicyName.CODA,
         description="coda (KV affinity within a load bound, then context compatibility at minimum load), "
-        "least-loaded or round-robin.",
+        "smetric (its parent policy: home again while that is worth it, else minimum load), least-loaded or "
+        "round-robin.",
     )
     overload_bound: float = Field(
         default=2.0,
         ge=1.0,
         le=100.0,
         description="A session leaves its home engine when that engine's load exceeds this multiple of the other "
-        "engines' mean load.",
+        "engines' mean load (smetric: of all engines' mean load).",
     )
 
 

@@ -57,7 +57,8 @@ def fit_grid(plan: MeasurementPlan, samples: Samples, prefill: CostCurve) -> Pre
     """Return the prefill grid, with its held-out check passed.
 
     Raises:
-        MeasurementError: As for :func:`fit_prefill`; falls within the measurement's own noise are taken.
+        MeasurementError: As for :func:`fit_prefill`; falls within the measurement's own noise are taken, but not of a
+            whole row.
     """
     points = {spot: _point(spot, spot.tokens, samples) for spot in plan.of(Part.GRID)}
     noise_ms = _resolution_ms(Part.GRID, points.values(), plan.effort.most_noise)
@@ -68,6 +69,7 @@ def fit_grid(plan: MeasurementPlan, samples: Samples, prefill: CostCurve) -> Pre
     for row in by_context.values():
         for smaller, larger in pairwise(row):
             _require_longer(Part.GRID, larger, points[larger].ms + noise_ms, smaller, points[smaller].ms)
+        _require_longer(Part.GRID, row[-1], points[row[-1]].ms, row[0], points[row[0]].ms)
     rows = [
         GridRow(context_tokens=context, points=[points[spot] for spot in row]) for context, row in by_context.items()
     ]

@@ -7,6 +7,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from coda_engine.contract.errors import describe_validation_error
 from coda_engine.contract.measured import CostCurve, PrefillGrid, RestoreProfile
 from coda_engine.contract.profile import Profile, Provenance
 from coda_engine.profiling.engine import EngineClient
@@ -188,6 +191,9 @@ class _Run:
                 self._fit_part(part, fitted)
             except MeasurementError as error:
                 fitted.problems[part] = error
+            except ValidationError as error:
+                # What the artifact would refuse is no measurement either, whatever the fit thought of it.
+                fitted.problems[part] = MeasurementError(describe_validation_error(error, part.value))
         again = set(fitted.problems)
         if Part.GRID in again:
             # Its row without context is the prefill curve, whose noise may only show here.

@@ -1,4 +1,4 @@
-"""Placement as a chain of stages, and the three chains that a live router can run (paper section 5)."""
+"""Placement as a chain of stages, and the chains that a live router can run (paper section 5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from coda_router.placement.observations import Placement, PlacementRequest, Stag
 from coda_router.placement.overload import WithinLoadBound
 from coda_router.placement.reasons import PlacementReason
 from coda_router.placement.rotation import Rotation
+from coda_router.placement.smetric import WorthReturning
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ def chain_for(settings: PlacementSettings) -> PlacementChain:
             return PlacementChain((*can_take, Rotation()))
         case PlacementPolicyName.LEAST_LOADED:
             return PlacementChain((*can_take, MinimumLoad()))
+        case PlacementPolicyName.SMETRIC:
+            return PlacementChain((*can_take, WorthReturning(settings.overload_bound), MinimumLoad()))
         case PlacementPolicyName.CODA:
             preferences = (
                 WithinLoadBound(settings.overload_bound),

@@ -42,6 +42,7 @@ class PlacementRequest:
         model: Name that the client asked for; None = any.
         context_tokens: Estimate of the request's context (reusable prefix plus new input), tokens.
         resident_tokens: Worker name to tokens of the session's prefix known to be resident there.
+        history_tokens: Estimate of the context of the session's previous request, tokens; 0 = none is known.
         recent_worker: Where this router placed the session's last request, if that worker still runs as it did.
         has_lost_home: The session had a home whose residency is gone (restarted, evicted or removed).
         tried: Workers that already failed this request.
@@ -51,6 +52,7 @@ class PlacementRequest:
     model: str | None = None
     context_tokens: int = 0
     resident_tokens: Mapping[str, int] = field(default_factory=dict)
+    history_tokens: int = 0
     recent_worker: str | None = None
     has_lost_home: bool = False
     tried: frozenset[str] = frozenset()

@@ -34,6 +34,7 @@ class PlacementReason(StrEnum):
     RECENT_PLACEMENT = "RecentPlacement"
     NEW_SESSION = "NewSession"
     HOME_LOST = "HomeLost"
+    HIT_TOO_SMALL = "HitTooSmall"
 
     # Load and context.
     ONLY_CANDIDATE = "OnlyCandidate"

@@ -1,7 +1,6 @@
 """Faults of an engine during measurement, played by a scripted one on a real socket (real vLLM: cli/tests)."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from coda_engine.profiling import (
     EngineClient,
     EngineRequestError,
     MeasurementError,
-    measure,
     measure_profile,
 )
 from coda_engine.profiling import sampler as sampler_module
@@ -69,10 +67,11 @@ def test_what_is_measured_as_new_was_never_sent_and_what_is_context_is_reused() 
     assert reused == {0, *(item.context_tokens for item in contexts)}
 
 
-def test_noise_of_the_curve_that_only_the_grid_shows_is_measured_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "QUICK", replace(QUICK, optional_until_s=None))
+def test_noise_of_the_curve_that_only_the_grid_shows_is_measured_away() -> None:
     engine = without_shadow(ms_per_token=2.0, slow_small_prompts=3)
-    smallest = measured(engine).prefill.points[0]
+    with served(engine) as url:
+        profile = measure_profile(engine.client(url), quick=True, progress=lambda line: None, complete=True)
+    smallest = profile.prefill.points[0]
     assert smallest.repetitions > QUICK.rounds
     assert smallest.ms == pytest.approx(smallest.x * engine.ms_per_token)
 

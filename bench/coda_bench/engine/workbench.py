@@ -31,7 +31,6 @@ from coda_engine.contract.profile import Profile
 from coda_engine.profiling import EngineClient, measure_profile
 
 PROFILE_EXPECTED_S = 60.0
-_PROFILE_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class Workbench:
     async def profile(self) -> Profile | None:
         """Return this configuration's profile, measured once; None in the quick size, which assumes one.
 
-        A quick profile may leave out what noise hides; orders by true costs are to be compared with those costs.
+        It is complete: orders by true costs are to be compared with those costs.
         """
         if self.quick:
             return None
@@ -120,11 +119,10 @@ class Workbench:
         async def measure() -> str:
             async with start_engine(self.setup(system("coda"), self.cores[0], KV_BLOCKS)) as engine:
                 client = EngineClient(engine.url)
-                for _ in range(_PROFILE_TRIES):
-                    profile = await asyncio.to_thread(measure_profile, client, quick=True, progress=lambda line: None)
-                    if profile.prefill_grid is not None and profile.restore is not None:
-                        return profile.to_json().decode()
-                raise TimeoutError(f"no complete profile in {_PROFILE_TRIES} tries: the machine is too noisy")
+                profile = await asyncio.to_thread(
+                    measure_profile, client, quick=True, progress=lambda line: None, complete=True
+                )
+                return profile.to_json().decode()
 
         what = {"measurement": "profile", "core": self.cores[0]}
         return Profile.from_json(await self.once(what, "the engine's profile", PROFILE_EXPECTED_S, measure))

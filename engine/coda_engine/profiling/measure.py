@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,12 @@ Progress = Callable[[str], None]
 
 
 def measure_profile(
-    client: EngineClient, *, quick: bool, progress: Progress, samples_file: Path | None = None
+    client: EngineClient,
+    *,
+    quick: bool,
+    progress: Progress,
+    samples_file: Path | None = None,
+    complete: bool = False,
 ) -> Profile:
     """Measure the engine behind ``client`` and return a validated artifact; nothing is delivered or written.
 
@@ -38,6 +43,7 @@ def measure_profile(
         progress: Gets a line for each part of each round, with the time that is left.
         samples_file: Keeps the samples, so that an interrupted measurement of the same configuration goes on
             where it stopped; removed at the end, good or bad. None = an interrupted one is lost.
+        complete: Rather measure a quick profile for longer than leave a part out of it.
 
     Raises:
         EngineRequestError: The engine is not there or has no plug-ins.
@@ -46,6 +52,8 @@ def measure_profile(
             prefill curve.
     """
     effort = QUICK if quick else FULL
+    if complete:
+        effort = replace(effort, optional_until_s=None)
     sampler = Sampler(client)
     kept = SampleFile(samples_file, sampler.key, effort) if samples_file is not None else None
     progress("warming up")

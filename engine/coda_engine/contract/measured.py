@@ -125,7 +125,7 @@ class GridRow(WireModel):
     """Prefill time against new tokens, all of them after the same number of context tokens in HBM."""
 
     context_tokens: int = Field(ge=1, le=MAX_X)
-    points: GrowingPoints = Field(min_length=2, max_length=MAX_POINTS)
+    points: SortedPoints = Field(min_length=2, max_length=MAX_POINTS)
 
 
 class PrefillGrid(CheckedCosts):

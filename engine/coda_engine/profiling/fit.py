@@ -44,7 +44,7 @@ def fit_prefill(plan: MeasurementPlan, samples: Samples) -> CostCurve:
     points = {spot: _point(spot, spot.tokens, samples) for spot in plan.of(Part.PREFILL)}
     built = [spot for spot in points if not spot.held_out]
     for smaller, larger in pairwise(built):
-        _require_longer(Part.PREFILL, larger, points[larger].ms, smaller, points[smaller].ms)
+        _require_longer(larger, smaller, points)
     curve = PiecewiseLinear.growing((float(points[spot].x), points[spot].ms) for spot in built)
     held_out = [_held_out(spot, points[spot], curve.at(spot.tokens)) for spot in points if spot.held_out]
     bound = plan.effort.error_bound
@@ -57,19 +57,18 @@ def fit_grid(plan: MeasurementPlan, samples: Samples, prefill: CostCurve) -> Pre
     """Return the prefill grid, with its held-out check passed.
 
     Raises:
-        MeasurementError: As for :func:`fit_prefill`; falls within the measurement's own noise are taken, but not of a
-            whole row.
+        MeasurementError: As for :func:`fit_prefill`; falls within noise and bound are taken.
     """
     points = {spot: _point(spot, spot.tokens, samples) for spot in plan.of(Part.GRID)}
-    noise_ms = _resolution_ms(Part.GRID, points.values(), plan.effort.most_noise)
+    noise_ms, bound = _resolution_ms(Part.GRID, points.values(), plan.effort.most_noise), plan.effort.error_bound
     by_context: dict[int, list[Spot]] = {}
     for spot in points:
         if not spot.held_out:
             by_context.setdefault(spot.context_tokens, []).append(spot)
     for row in by_context.values():
         for smaller, larger in pairwise(row):
-            _require_longer(Part.GRID, larger, points[larger].ms + noise_ms, smaller, points[smaller].ms)
-        _require_longer(Part.GRID, row[-1], points[row[-1]].ms, row[0], points[row[0]].ms)
+            # A step has a least duration, so that few tokens more may cost nothing.
+            _require_longer(larger, smaller, points, noise_ms + bound * points[smaller].ms)
     rows = [
         GridRow(context_tokens=context, points=[points[spot] for spot in row]) for context, row in by_context.items()
     ]
@@ -77,7 +76,6 @@ def fit_grid(plan: MeasurementPlan, samples: Samples, prefill: CostCurve) -> Pre
     held_out = [
         _held_out(spot, points[spot], surface.at(spot.tokens, spot.context_tokens)) for spot in points if spot.held_out
     ]
-    bound = plan.effort.error_bound
     grid = PrefillGrid(rows=rows, held_out=held_out, error_bound=bound, resolution_ms=noise_ms)
     _require_held(Part.GRID, grid)
     return grid
@@ -102,9 +100,9 @@ def fit_restore(plan: MeasurementPlan, samples: Samples, bytes_per_token: float)
         if not spot.held_out:
             by_depth.setdefault(spot.outstanding, []).append(spot)
     for smaller, larger in pairwise(by_depth[0]):
-        _require_longer(Part.RESTORE, larger, points[larger].ms + noise_ms, smaller, points[smaller].ms)
+        _require_longer(larger, smaller, points, noise_ms)
     first, last = by_depth[0][0], by_depth[0][-1]
-    _require_longer(Part.RESTORE, last, points[last].ms, first, points[first].ms)
+    _require_longer(last, first, points)
     curves = [
         RestoreCurve(outstanding=depth, points=[points[spot] for spot in spots]) for depth, spots in by_depth.items()
     ]
@@ -182,10 +180,12 @@ def _resolution_ms(part: Part, points: Iterable[CurvePoint], most_noise: float) 
     return round(noise_ms, 3)
 
 
-def _require_longer(part: Part, larger: Spot, larger_ms: float, smaller: Spot, smaller_ms: float) -> None:
-    if larger_ms <= smaller_ms:
+def _require_longer(larger: Spot, smaller: Spot, points: Mapping[Spot, CurvePoint], slack_ms: float = 0.0) -> None:
+    larger_ms, smaller_ms = points[larger].ms, points[smaller].ms
+    if larger_ms + slack_ms <= smaller_ms:
         raise MeasurementError(
-            f"{part}: {larger} took {larger_ms:.1f} ms, not longer than {smaller} with {smaller_ms:.1f} ms; {_QUIET}"
+            f"{larger.part}: {larger} took {larger_ms:.1f} ms, not longer than {smaller} with {smaller_ms:.1f} ms; "
+            f"{_QUIET}"
         )
 
 

@@ -9,6 +9,8 @@ from coda_cli.profile_file import profile_table, read_profile, write_profile, wr
 from coda_engine.contract.errors import ProfileRefusedError
 from coda_engine.contract.profile import Profile
 from coda_engine.profiling import (
+    FULL,
+    QUICK,
     EngineClient,
     ProfilingError,
     measure_profile,
@@ -115,7 +117,7 @@ def _measure(client: EngineClient, out_file: Path | None, *, quick: bool, fresh:
         changed = ", ".join(known.soft_mismatches(client.full_key()))
         _say(f"{out_file} is of this engine under other versions ({changed}): its held-out points are enough")
         return revalidate(known, client, progress=_say)
-    return measure_profile(client, quick=quick, progress=_say, samples_file=samples_file)
+    return measure_profile(client, effort=QUICK if quick else FULL, progress=_say, samples_file=samples_file)
 
 
 def _known(file: Path) -> Profile | None:

@@ -1,6 +1,7 @@
 """Faults of an engine during measurement, played by a scripted one on a real socket (real vLLM: cli/tests)."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(engine: ScriptedEngine, token: str | None = None, samples_file: Path | None = None) -> Profile:
     with served(engine) as url:
         client = engine.client(url, token)
-        return measure_profile(client, quick=True, progress=lambda line: None, samples_file=samples_file)
+        return measure_profile(client, effort=QUICK, progress=lambda line: None, samples_file=samples_file)
 
 
 def without_shadow(**faults: Any) -> ScriptedEngine:
@@ -70,7 +71,9 @@ def test_what_is_measured_as_new_was_never_sent_and_what_is_context_is_reused() 
 def test_noise_of_the_curve_that_only_the_grid_shows_is_measured_away() -> None:
     engine = without_shadow(ms_per_token=2.0, slow_small_prompts=3)
     with served(engine) as url:
-        profile = measure_profile(engine.client(url), quick=True, progress=lambda line: None, complete=True)
+        profile = measure_profile(
+            engine.client(url), effort=replace(QUICK, optional_until_s=None), progress=lambda line: None
+        )
     smallest = profile.prefill.points[0]
     assert smallest.repetitions > QUICK.rounds
     assert smallest.ms == pytest.approx(smallest.x * engine.ms_per_token)
@@ -79,7 +82,7 @@ def test_noise_of_the_curve_that_only_the_grid_shows_is_measured_away() -> None:
 def test_a_quick_profile_leaves_out_restores_that_make_no_sense_and_says_so() -> None:
     engine, said = ScriptedEngine(senseless_restores=True), []
     with served(engine) as url:
-        profile = measure_profile(engine.client(url), quick=True, progress=said.append)
+        profile = measure_profile(engine.client(url), effort=QUICK, progress=said.append)
     assert set(profile.parts) == {"prefill", "prefill_grid"}
     assert any(line.startswith("left out of the profile: restore") for line in said)
 
@@ -90,7 +93,7 @@ def test_a_quick_profile_is_not_late_for_parts_that_may_be_missing() -> None:
         said: list[str] = []
         engine = ScriptedEngine(senseless_restores=True, ms_per_token=ms_per_token)
         with served(engine) as url:
-            profile = measure_profile(engine.client(url), quick=True, progress=said.append)
+            profile = measure_profile(engine.client(url), effort=QUICK, progress=said.append)
         assert profile.restore is None
         rounds.append(sum(line.startswith("once more") for line in said))
     slow, fast = rounds
@@ -107,7 +110,7 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(tmp_path: Path) -> 
     engine.dies_after = 10**9
     said: list[str] = []
     with served(engine) as url:
-        profile = measure_profile(engine.client(url), quick=True, progress=said.append, samples_file=samples)
+        profile = measure_profile(engine.client(url), effort=QUICK, progress=said.append, samples_file=samples)
     assert f"going on with {taken} samples of {samples}" in said
     assert {point.x for point in profile.prefill.points} <= {row["spot"]["tokens"] for row in kept}
     assert not samples.exists()
@@ -169,14 +172,14 @@ def test_a_wrong_internal_token_is_named() -> None:
 
 def test_an_engine_that_is_not_there_is_named() -> None:
     with pytest.raises(EngineRequestError, match="cannot be reached"):
-        measure_profile(EngineClient("http://127.0.0.1:9"), quick=True, progress=lambda line: None)
+        measure_profile(EngineClient("http://127.0.0.1:9"), effort=QUICK, progress=lambda line: None)
 
 
 def test_a_refused_delivery_carries_the_engines_reason() -> None:
     engine = without_shadow()
     with served(engine) as url:
         client = engine.client(url)
-        profile = measure_profile(client, quick=True, progress=lambda line: None)
+        profile = measure_profile(client, effort=QUICK, progress=lambda line: None)
         assert client.put_profile(profile).digest == "p"
         engine.put_status = 409
         with pytest.raises(ProfileRefusedError) as refused:

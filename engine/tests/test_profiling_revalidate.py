@@ -5,7 +5,7 @@ from scripted_engine import ScriptedEngine, served
 
 from coda_engine.contract.errors import ProfileRefusedError
 from coda_engine.contract.profile import Profile
-from coda_engine.profiling import EngineClient, MeasurementError, measure_profile, needs_revalidation, revalidate
+from coda_engine.profiling import QUICK, EngineClient, MeasurementError, measure_profile, needs_revalidation, revalidate
 from coda_engine.profiling import sampler as sampler_module
 
 
@@ -18,7 +18,7 @@ def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured() -> Profile:
     engine = ScriptedEngine()
     with served(engine) as url:
-        return measure_profile(engine.client(url), quick=True, progress=lambda line: None)
+        return measure_profile(engine.client(url), effort=QUICK, progress=lambda line: None)
 
 
 def checked(profile: Profile, engine: ScriptedEngine) -> Profile:

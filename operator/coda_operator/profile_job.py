@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from coda_engine.contract.profile import Profile
-from coda_engine.profiling import EngineClient, ProfilingError, measure_profile
+from coda_engine.profiling import FULL, QUICK, EngineClient, ProfilingError, measure_profile
 from coda_operator.errors import JobError
 from coda_operator.in_cluster import apply_object
 from coda_operator.profile_object import profile_object
@@ -85,7 +85,9 @@ def run(options: JobOptions, write: Callable[[dict[str, Any]], None], say: Calla
         engine.wait_until_healthy(options.engine_url, options.startup_timeout_s)
         token = _token(options.internal_token_file)
         try:
-            profile = measure_profile(EngineClient(options.engine_url, token), quick=options.quick, progress=say)
+            profile = measure_profile(
+                EngineClient(options.engine_url, token), effort=QUICK if options.quick else FULL, progress=say
+            )
         except ProfilingError as error:
             raise JobError(f"the engine could not be measured: {error}{engine.complaint()}") from error
     item = profile_object(profile, options.namespace, options.owner)

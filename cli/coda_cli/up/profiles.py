@@ -10,6 +10,8 @@ from coda_engine.contract.errors import ContractError, ProfileRefusedError
 from coda_engine.contract.profile import Profile, SpecKey
 from coda_engine.contract.reasons import Feature
 from coda_engine.profiling import (
+    FULL,
+    QUICK,
     EngineClient,
     EngineRequestError,
     MeasurementError,
@@ -146,7 +148,7 @@ def _measure(client: EngineClient, quick: bool, stored: Path, report: Report) ->
         try:
             return measure_profile(
                 client,
-                quick=quick,
+                effort=QUICK if quick else FULL,
                 progress=lambda line: report(f"profile: {line}"),
                 samples_file=sample_file_path(stored),
             )

@@ -8,10 +8,15 @@ held-out points again; ``plan`` and ``fit`` are pure.
 from coda_engine.profiling.engine import EngineClient, ProcessClient
 from coda_engine.profiling.errors import EngineBusyError, EngineRequestError, MeasurementError, ProfilingError
 from coda_engine.profiling.measure import measure_profile
+from coda_engine.profiling.plan import FULL, QUICK, THOROUGH, Effort
 from coda_engine.profiling.resume import sample_file_path
 from coda_engine.profiling.revalidate import needs_revalidation, revalidate
 
 __all__ = [
+    "FULL",
+    "QUICK",
+    "THOROUGH",
+    "Effort",
     "EngineBusyError",
     "EngineClient",
     "EngineRequestError",

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ from coda_engine.contract.profile import Profile, Provenance
 from coda_engine.profiling.engine import EngineClient
 from coda_engine.profiling.errors import MeasurementError
 from coda_engine.profiling.fit import fit_grid, fit_prefill, fit_restore
-from coda_engine.profiling.plan import FULL, QUICK, MeasurementPlan, Part, Spot, plan_measurement
+from coda_engine.profiling.plan import FULL, Effort, MeasurementPlan, Part, Spot, plan_measurement
 from coda_engine.profiling.resume import SampleFile
 from coda_engine.profiling.sampler import Sampler
 
@@ -25,10 +25,9 @@ Progress = Callable[[str], None]
 def measure_profile(
     client: EngineClient,
     *,
-    quick: bool,
+    effort: Effort,
     progress: Progress,
     samples_file: Path | None = None,
-    complete: bool = False,
 ) -> Profile:
     """Measure the engine behind ``client`` and return a validated artifact; nothing is delivered or written.
 
@@ -38,12 +37,10 @@ def measure_profile(
 
     Args:
         client: A running engine that nobody else uses.
-        quick: Fewer sizes and repetitions: about 15 s (with a shadow 20 s) instead of minutes. Costs by context and
-            of restores that still miss their check then are left out, which ``progress`` is told.
+        effort: How much; parts that :data:`QUICK` leaves out are told to ``progress``.
         progress: Gets a line for each part of each round, with the time that is left.
         samples_file: Keeps the samples, so that an interrupted measurement of the same configuration goes on
             where it stopped; removed at the end, good or bad. None = an interrupted one is lost.
-        complete: Rather measure a quick profile for longer than leave a part out of it.
 
     Raises:
         EngineRequestError: The engine is not there or has no plug-ins.
@@ -51,9 +48,6 @@ def measure_profile(
         MeasurementError: A curve does not grow, or does not predict its held-out points; of a quick profile only the
             prefill curve.
     """
-    effort = QUICK if quick else FULL
-    if complete:
-        effort = replace(effort, optional_until_s=None)
     sampler = Sampler(client)
     kept = SampleFile(samples_file, sampler.key, effort) if samples_file is not None else None
     progress("warming up")
@@ -83,7 +77,7 @@ def measure_profile(
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             duration_s=round(run.elapsed_s, 1),
             coda_version=version("coda-serving"),
-            quick=quick,
+            quick=effort != FULL,
         ),
     )
 

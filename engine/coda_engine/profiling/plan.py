@@ -1,6 +1,6 @@
 """What is measured, how often, and how well it must predict: from a first probe and the engine's limits, purely."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
 
@@ -111,6 +111,9 @@ QUICK = Effort(
     optional_until_s=18.0,
 )
 """About 20 s with a shadow, 15 s without one, on any engine that prefills steadily."""
+
+THOROUGH = replace(QUICK, largest_s=6.0, optional_until_s=None)
+"""The same points of larger prompts, so that even a slow engine's restores stand out; a minute or two."""
 
 FULL = Effort(
     curve=(0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1),

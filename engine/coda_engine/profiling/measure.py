@@ -195,7 +195,7 @@ class _Run:
                 fitted.problems[part] = error
             except ValidationError as error:
                 # What the artifact would refuse is no measurement either, whatever the fit thought of it.
-                fitted.problems[part] = MeasurementError(describe_validation_error(error, part.value))
+                fitted.problems[part] = MeasurementError(f"{part}: {describe_validation_error(error, part.value)}")
         again = set(fitted.problems)
         if Part.GRID in again:
             # Its row without context is the prefill curve, whose noise may only show here.

@@ -19,6 +19,7 @@ from coda_bench.engine.progress import Progress
 from coda_bench.engine.replay import ReplayError
 from coda_bench.engine.restore import NotRestoredError
 from coda_bench.engine.server import EngineStartError, remove_abandoned_shadows
+from coda_bench.engine.shallow import ShallowModelError, shallow_model
 from coda_bench.engine.systems import UnknownSystemError, systems
 from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row, machine_description, show, write_jsonl
@@ -64,6 +65,9 @@ class _Case:
 @click.option("--cores", help="CPUs for engines, for example 0,1; default: the first two that this process may use.")
 @click.option("--model", "model_path", type=click.Path(path_type=Path, exists=True, file_okay=False), default=None,
               help="Folder of the model; default: the built-in one, made when absent.")  # fmt: skip
+@click.option("--layers", type=click.IntRange(1, 1_000), default=None,
+              help="Use only the model's first layers: orders are compared, not texts, and on a slow machine prefill "
+              "then takes what it takes elsewhere.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None,
               help="JSON lines go here; an interrupted run goes on from the folder FILE.state.")  # fmt: skip
 @click.option("--fresh", is_flag=True, help="Measure everything again, also what an interrupted run had finished.")
@@ -74,12 +78,18 @@ def engine(
     capacity: float | None,
     cores: str | None,
     model_path: Path | None,
+    layers: int | None,
     out: Path | None,
     fresh: bool,
 ) -> None:
     """Measure a real engine: Coda's decisions against its rivals and stock vLLM, and what they cost."""
     chosen = _cases(cases, is_quick, system_names, _cores(cores))
     model = model_path or _builtin_model()
+    if layers is not None:
+        try:
+            model = shallow_model(model, layers)
+        except ShallowModelError as error:
+            raise click.UsageError(str(error)) from error
     state = out.with_name(out.name + ".state") if out is not None else None
     finished = Finished(state, surroundings(model))
     if fresh:

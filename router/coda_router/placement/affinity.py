@@ -26,5 +26,4 @@ class KVAffinity:
             return Narrowed((chosen,), PlacementReason.KV_RESIDENT, is_final=True)
         if recent is not None:
             return Narrowed((recent,), PlacementReason.RECENT_PLACEMENT, is_final=True)
-        had_home = request.has_lost_home or request.home is not None
-        return Narrowed(candidates, PlacementReason.HOME_LOST if had_home else PlacementReason.NEW_SESSION)
+        return Narrowed(candidates, PlacementReason.HOME_LOST if request.had_home else PlacementReason.NEW_SESSION)

@@ -68,6 +68,11 @@ class PlacementRequest:
             return self.recent_worker
         return max(self.resident_tokens, key=self.resident_tokens.__getitem__)
 
+    @property
+    def had_home(self) -> bool:
+        """The session was placed before, even if nothing of it is left there."""
+        return self.has_lost_home or self.home is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:

@@ -25,8 +25,7 @@ class WorthReturning:
         """Return home alone, or all candidates with the reason against it."""
         home = next((worker for worker in candidates if worker.name == request.home), None)
         if home is None:
-            had_home = request.has_lost_home or request.home is not None
-            return Narrowed(candidates, PlacementReason.HOME_LOST if had_home else PlacementReason.NEW_SESSION)
+            return Narrowed(candidates, PlacementReason.HOME_LOST if request.had_home else PlacementReason.NEW_SESSION)
         loads = comparable_loads(candidates)
         if loads[candidates.index(home)] > self.overload_bound * sum(loads) / len(loads):
             return Narrowed(candidates, PlacementReason.HOME_OVERLOADED)

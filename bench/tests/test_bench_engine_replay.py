@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from coda_bench.engine.calibration import session_cost
+from coda_bench.engine.calibration import overload_arrivals_s, session_cost
 from coda_bench.engine.first_token import ask
 from coda_bench.engine.records import RequestRecord
 from coda_bench.engine.replay import ReplayError, Target, Trace, play_to_the_end, play_until
@@ -220,3 +220,11 @@ def test_a_sessions_cost_is_taken_apart_into_prefill_and_the_rest():
 def test_no_capacity_is_told_from_a_run_without_output():
     with pytest.raises(ValueError, match="--capacity"):
         session_cost([], [SESSION], 0.01, 10.0, 20.0)
+
+
+def test_calibration_meets_a_queue_at_once_which_then_grows_by_the_cases_overload():
+    arrivals = overload_arrivals_s(guessed_per_s=0.3)
+    assert arrivals == sorted(arrivals)
+    assert sum(at_s < 15 for at_s in arrivals) >= 16
+    later = [at_s for at_s in arrivals if at_s >= 30]
+    assert len(later) / 100 == pytest.approx(1.35 * 0.3, rel=0.4)

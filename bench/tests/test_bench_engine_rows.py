@@ -105,7 +105,7 @@ def test_a_trace_is_the_same_sessions_at_every_rate_and_the_finite_one_is_anothe
 
 def test_full_sizes_take_no_longer_than_promised():
     minutes = {case.name: (expected_s(case, systems(",".join(case.systems)), (0, 1)) + 200) / 60 for case in FULL}
-    default = minutes["m3"] + (2 * idle.FULL.block_expected_s() + restore.FULL.expected_s()) / 60
+    default = minutes["m3"] + (idle.FULL.expected_s() + restore.FULL.expected_s()) / 60
     assert default <= 100
     assert all(taken <= 45 for name, taken in minutes.items() if name != "m3")
     assert fleet_expected_s(FleetCase()) / 60 <= 45

@@ -9,7 +9,10 @@ from coda_bench.router import command
 from coda_bench.router.cases import AGENT, FULL, QUICK, SATURATED, Case
 from coda_bench.router.figures import rows_of
 from coda_bench.router.measure import Sample, measure
+from coda_bench.router.placement import placement_rows
+from coda_bench.router.sessions import session_rows
 from coda_bench.router.systems import DIRECT, coda
+from coda_engine.contract.settings import PlacementPolicyName
 
 
 def sample(system: str, repetition: int, ttft_ms: float, cpu: float = 0.0, errors: int = 0) -> Sample:
@@ -49,6 +52,22 @@ def test_a_short_real_run_gives_figures_without_errors():
     assert all(row.value == 0 for row in rows if row.metric == "errors")
     assert all(row.value > 0 for row in rows if row.metric in {"req_per_s", "cpu_s_per_1k", "rss_mb"})
     assert json.dumps([row.value for row in rows])
+
+
+def test_the_memory_of_sessions_stands_still_once_it_is_full():
+    rows = {row.metric: row for row in session_rows("here", sessions=50_000)}
+    assert rows["session_bytes"].case == "sessions/50000"
+    assert 20 < rows["session_bytes"].value < 200
+    assert abs(rows["further_session_bytes"].value) < 5
+    assert rows["place_us"].value > 0
+
+
+def test_every_policy_s_placement_is_measured():
+    rows = placement_rows("here", engines=3, sessions=90, decisions=200)
+    assert {row.system for row in rows} == {policy.value for policy in PlacementPolicyName}
+    assert {row.metric for row in rows} == {"decision_p50", "decision_p99", "assign_p50", "assign_p99"}
+    assert {row.case for row in rows} == {"placement/3x90"}
+    assert all(row.value > 0 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("coda_cli.up.command:down", "End what coda up runs."),
     "status": ("coda_cli.up.command:status", "List what coda up runs on this machine."),
     "router": ("coda_cli.router_command:router", "Run one router in front of running engines."),
+    "key": ("coda_cli.key_command:key", "Make an API key and its document."),
     "profile": ("coda_cli.profile_command:profile", "Measure an engine's profile, or show one."),
     "model": ("coda_cli.model.command:model", "Make a built-in model and print its folder."),
     "demo": ("coda_cli.demo.command:demo", "See it work: a small model, two coding agents, every decision explained."),

@@ -20,6 +20,7 @@ WRONG_FIELDS = [
     ("spec.nonsense", {}, "spec.nonsense: unknown field"),
     ("specs", {}, "specs: unknown field"),
     ("spec.engine.replicas", "two", "spec.engine.replicas: input should be a valid integer"),
+    ("spec.engine.replicas", "2", "spec.engine.replicas: input should be a valid integer (given: '2')"),
     ("spec.engine.replicas", 0, "spec.engine.replicas: at least 1"),
     ("spec.engine.kvCacheSize", "lots", "spec.engine.kvCacheSize"),
     ("spec.engine.gpus", 1, "gpus and gpuProduct are for device cuda"),

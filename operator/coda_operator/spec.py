@@ -8,13 +8,12 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from coda_engine.contract.errors import DocumentError, describe_validation_error
 from coda_engine.contract.models import AuthoredModel
 from coda_engine.contract.owned_args import owned_argument_problems
 from coda_engine.contract.profile import SpecKey
-from coda_engine.contract.settings import AdmissionSettings, PlacementSettings, Settings
+from coda_engine.contract.settings import AdmissionSettings, HygieneSettings, PlacementSettings, Settings
 
 GROUP = "coda-serving.dev"
 VERSION = "v1alpha1"
@@ -248,6 +247,7 @@ class RouterSpec(AuthoredModel):
         description="Secret of API keys: each entry's name is a tenant, its value the key; default: one is made.",
     )
     placement: PlacementSettings = PlacementSettings()
+    hygiene: HygieneSettings = HygieneSettings()
 
 
 class CodaClusterSpec(AuthoredModel):
@@ -267,14 +267,11 @@ class CodaClusterSpec(AuthoredModel):
         Raises:
             DocumentError: One line for each wrong field: its path, what is allowed, what was given.
         """
-        try:
-            return cls.model_validate(spec, by_alias=True, by_name=False)
-        except ValidationError as error:
-            raise DocumentError(describe_validation_error(error, "spec")) from error
+        return cls.from_plain(spec, "spec")
 
     def settings(self) -> Settings:
         """Return the settings document of this specification's engines and routers."""
-        return Settings(admission=self.admission, placement=self.router.placement)
+        return Settings(admission=self.admission, placement=self.router.placement, hygiene=self.router.hygiene)
 
     def spec_key(self, engine_version: str) -> SpecKey:
         """Return the key by which this specification's profile is found.

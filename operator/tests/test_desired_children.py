@@ -1,5 +1,6 @@
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 from operator_builders import cluster_of, decided, live_after, observed, profile_of, stored
@@ -7,11 +8,18 @@ from operator_builders import cluster_of, decided, live_after, observed, profile
 from coda_engine.contract.settings import Settings
 from coda_operator.desired.access import profiler_access, router_access
 from coda_operator.desired.cluster import possible_children
-from coda_operator.desired.documents import internal_secret, profile_config_map, settings_config_map
+from coda_operator.desired.documents import (
+    api_key_secret,
+    internal_secret,
+    profile_config_map,
+    settings_config_map,
+)
 from coda_operator.desired.engines import engine_deployment, engine_service
 from coda_operator.desired.profiling_job import profiling_job
 from coda_operator.desired.router import router_deployment, router_service, router_url
 from coda_operator.kube.resources import ref_of
+from coda_router.auth.keys import ApiKeys
+from coda_router.auth.reading import read_api_keys
 
 
 def engine_of(deployment: dict[str, Any]) -> dict[str, Any]:
@@ -211,3 +219,11 @@ def test_the_longest_names_still_fit():
 
 def test_builders_return_plain_data():
     json.dumps(engine_deployment(cluster_of()))
+
+
+def test_the_generated_api_key_is_a_folder_of_keys_that_the_router_takes(tmp_path: Path):
+    for name, content in api_key_secret(cluster_of(), "coda-generated")["data"].items():
+        (tmp_path / name).write_bytes(base64.b64decode(content))
+    keys = ApiKeys()
+    keys.replace(read_api_keys(tmp_path))
+    assert keys.account_of({b"authorization": b"Bearer coda-generated"}).key.tenant == "default"

@@ -1,3 +1,5 @@
+from datetime import date
+
 import pytest
 
 from coda_engine.contract.errors import DocumentError
@@ -17,6 +19,10 @@ def parse(**spec):
         ({"engine": {"max_running": 4}}, r"spec\.engine\.max_running: unknown field"),
         ({"engine": {"replicas": 0}}, r"spec\.engine\.replicas: at least 1: this version has no scale-to-zero"),
         ({"engine": {"replicas": "two"}}, r"spec\.engine\.replicas: .*integer"),
+        ({"engine": {"replicas": "2"}}, r"spec\.engine\.replicas: .*integer \(given: '2'\)"),
+        ({"router": {"replicas": True}}, r"spec\.router\.replicas: .*integer"),
+        ({"model": {"name": date(2026, 1, 1), "source": {"hub": "a"}}}, r"spec\.model\.name: .*string"),
+        ({"admission": {"state": {"reserveForOldest": "yes"}}}, r"spec\.admission\.state\.reserveForOldest: .*boolean"),
         ({"engine": {"device": "tpu"}}, r"spec\.engine\.device: .*'cpu' or 'cuda' \(given: 'tpu'\)"),
         ({"engine": {"device": "cpu", "gpus": 2}}, r"spec\.engine: gpus and gpuProduct are for device cuda"),
         ({"engine": {"kvCacheSize": "lots"}}, r"spec\.engine\.kvCacheSize: "),

@@ -11,10 +11,13 @@ from typing import Any
 import click
 
 from coda_router.config import RouterConfig, new_router_id, read_secret_file
+from coda_router.edge.events import KEEP_ALIVE_S
 from coda_router.errors import ConfigurationError
 from coda_router.fleet.address import WorkerAddress
 from coda_router.fleet.endpoints import KubernetesService
+from coda_router.fleet.guard import SILENCE_LIMIT_S
 from coda_router.holding import HoldingLimits
+from coda_router.logs import set_up_logging
 from coda_router.server import serve
 
 MIN_SECRET_CHARS = 16
@@ -46,7 +49,10 @@ class Seconds(click.FloatRange):
 @click.option("--discover", metavar="NAMESPACE/SERVICE", help="Find engines by a Kubernetes Service's endpoints.")
 @click.option("--settings-file", type=_FILE, help="Settings document (JSON); read again when it changes.")
 @click.option(
-    "--api-keys-dir", type=_FILE, help="Folder of API keys: a file's name is the tenant, its content the key."
+    "--api-keys-dir",
+    type=_FILE,
+    help="Folder of API keys: a file's name is the tenant, its content the key or a JSON document (see coda key); "
+    "read again when it changes.",
 )
 @click.option("--cluster-secret-file", type=_FILE, help="Secret that signs identities for the engines.")
 @click.option(
@@ -61,6 +67,13 @@ class Seconds(click.FloatRange):
     show_default=True,
     type=click.IntRange(1024),
     help="Largest request body.",
+)
+@click.option(
+    "--max-sessions",
+    default=1_000_000,
+    show_default=True,
+    type=click.IntRange(1, 100_000_000),
+    help="Most sessions whose engine is remembered, the latest ones; about 50 MB for a million.",
 )
 @click.option(
     "--max-held-requests",
@@ -80,6 +93,19 @@ class Seconds(click.FloatRange):
     "--grace-seconds", default=30.0, show_default=True, type=Seconds(0, 86_400),
     help="Time that requests in flight get after SIGTERM.",
 )  # fmt: skip
+@click.option(
+    "--decision-log",
+    type=_FILE,
+    help="File for a JSON line on each placement decision; a new one is begun at 64 MiB, the one before is kept.",
+)
+@click.option(
+    "--keep-alive-seconds", default=KEEP_ALIVE_S, show_default=True, type=Seconds(0, 3600),
+    help="Silence after which a stream says that it lives; 0 = never.",
+)  # fmt: skip
+@click.option(
+    "--silence-seconds", default=SILENCE_LIMIT_S, show_default=True, type=Seconds(1, 86_400),
+    help="Silence after which a request is taken from an engine that does not move on.",
+)  # fmt: skip
 @click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 def router(
     host: str,
@@ -93,16 +119,20 @@ def router(
     internal_token_file: Path | None,
     router_id: str | None,
     max_body_bytes: int,
+    max_sessions: int,
     max_held_requests: int,
     max_held_seconds: float,
     grace_seconds: float,
+    keep_alive_seconds: float,
+    silence_seconds: float,
+    decision_log: Path | None,
     log_level: str,
 ) -> None:
     """Place requests on engines and relay their replies.
 
     Engines are vLLM servers with Coda's plug-ins; plain ones work too, placed by what is in flight.
     """
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging(log_level.upper())
     # uvicorn's own start and stop messages repeat the router's.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
@@ -118,8 +148,12 @@ def router(
                 internal_token=(
                     read_secret_file(internal_token_file, "--internal-token-file") if internal_token_file else None
                 ),
+                decision_log=decision_log,
                 max_body_bytes=max_body_bytes,
+                max_sessions=max_sessions,
                 grace_s=grace_seconds,
+                keep_alive_s=keep_alive_seconds,
+                silence_limit_s=silence_seconds,
                 holding=HoldingLimits(max_requests=max_held_requests, max_wait_s=max_held_seconds),
                 router_id=router_id or new_router_id(),
             )

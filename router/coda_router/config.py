@@ -6,9 +6,11 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coda_router.edge.events import KEEP_ALIVE_S
 from coda_router.errors import ConfigurationError
 from coda_router.fleet.address import WorkerAddress
 from coda_router.fleet.endpoints import KubernetesService
+from coda_router.fleet.guard import SILENCE_LIMIT_S
 from coda_router.holding import HoldingLimits
 
 
@@ -27,15 +29,18 @@ class RouterConfig:
         workers: Static workers; empty when they are discovered.
         discovery: The Kubernetes Service whose endpoints are the workers; None = static workers.
         settings_file: Settings document, read again when it changes; None = defaults.
+        decision_log: File that gets a JSON line for each placement decision; None = none.
         api_keys_dir: Folder of API keys, read again when it changes; None = no keys (loopback only).
         cluster_secret: Signs identities; None = engines work from the session name as it is.
         internal_token: For engines' internal endpoints and this router's own; None = the engines' are open, and its
             own are on loopback only.
         router_id: This process, as engines attribute requests to it.
         max_body_bytes: Largest request body taken, bytes.
-        max_sessions: Most sessions whose last placement is remembered.
+        max_sessions: Most sessions whose last placement is remembered; about 49 bytes each.
         session_ttl_s: Time after which an unused session is forgotten, seconds.
         grace_s: Time that requests in flight get when the router is told to end, seconds.
+        keep_alive_s: Silence after which a stream says that it lives, seconds; 0 = never.
+        silence_limit_s: Silence after which a request is taken from an engine that does not move on, seconds.
         holding: How much is held back while no engine can take requests.
     """
 
@@ -44,14 +49,17 @@ class RouterConfig:
     workers: tuple[WorkerAddress, ...] = ()
     discovery: KubernetesService | None = None
     settings_file: Path | None = None
+    decision_log: Path | None = None
     api_keys_dir: Path | None = None
     cluster_secret: bytes | None = None
     internal_token: str | None = None
     router_id: str = field(default_factory=new_router_id)
     max_body_bytes: int = 32 * 1024 * 1024
-    max_sessions: int = 50_000
+    max_sessions: int = 1_000_000
     session_ttl_s: float = 3600.0
     grace_s: float = 30.0
+    keep_alive_s: float = KEEP_ALIVE_S
+    silence_limit_s: float = SILENCE_LIMIT_S
     holding: HoldingLimits = field(default_factory=HoldingLimits)
 
     def __post_init__(self) -> None:

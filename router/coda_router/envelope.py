@@ -1,20 +1,28 @@
 """The few fields that the router reads of a request's body; all else stays the bytes that it was."""
 
-import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
 from coda_router.errors import Refusal
 
-ENGINE_CONTROL_FIELDS = ("session_id", "priority", "cache_salt", "kv_transfer_params", "vllm_xargs")
-"""Body fields by which a client would speak to the engine past the router; vLLM prefers some to headers."""
+ENGINE_CONTROL_FIELDS = (
+    "session_id", "priority", "cache_salt", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "request_id",
+)  # fmt: skip
+"""Body fields by which a client would speak to the engine past the router; vLLM prefers some to headers.
+
+``request_id`` is the key under which vLLM stores a response: whoever chose it could put his own in another's place.
+"""
 
 MAX_MODEL_CHARS = 512
 """Longest name of a model: names are kept in the decision log and repeated in errors."""
 
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are not JSON, or nested beyond all use."""
+
+MAX_FOUND_BYTES = 64 * 1024
+"""Longest value that is replaced where it is found, instead of putting the outermost object together again."""
 
 _UNSET = msgspec.Raw(b"")
 
@@ -34,11 +42,16 @@ class Envelope(msgspec.Struct, frozen=True):
     instructions: msgspec.Raw = _UNSET
     metadata: msgspec.Raw = _UNSET
     prompt_cache_key: msgspec.Raw = _UNSET
+    previous_response_id: msgspec.Raw = _UNSET
+    store: msgspec.Raw = _UNSET
+    stream: msgspec.Raw = _UNSET
     session_id: msgspec.Raw = _UNSET
     priority: msgspec.Raw = _UNSET
     cache_salt: msgspec.Raw = _UNSET
     kv_transfer_params: msgspec.Raw = _UNSET
+    ec_transfer_params: msgspec.Raw = _UNSET
     vllm_xargs: msgspec.Raw = _UNSET
+    request_id: msgspec.Raw = _UNSET
 
 
 _decoder = msgspec.json.Decoder(Envelope)
@@ -63,14 +76,55 @@ def read_envelope(body: bytes) -> Envelope:
 def without_engine_controls(body: bytes, envelope: Envelope) -> bytes:
     """Return ``body`` itself, or, if it carries engine controls, the same object without them.
 
-    Only the outermost object is put together again; the values keep their bytes.
+    Only the outermost object is put together again; the values keep their bytes. Of a field that is there twice the
+    last one stays, which is the one that an engine would take.
+
+    Raises:
+        Refusal: 400; a field's name is not text.
     """
     if all(getattr(envelope, name) is _UNSET for name in ENGINE_CONTROL_FIELDS):
         return body
-    kept = {
-        name: bytes(value) for name, value in _fields_decoder.decode(body).items() if name not in ENGINE_CONTROL_FIELDS
-    }
-    return b"{" + b",".join(json.dumps(name).encode() + b":" + value for name, value in kept.items()) + b"}"
+    try:
+        fields = _fields_decoder.decode(body)
+    except NOT_JSON as error:
+        raise Refusal(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
+    kept = {name: bytes(value) for name, value in fields.items() if name not in ENGINE_CONTROL_FIELDS}
+    return joined_object(kept)
+
+
+def with_fields(body: bytes, envelope: Envelope, replaced: Mapping[str, bytes]) -> bytes:
+    """Return ``body`` with the values of some fields of its envelope replaced; all else keeps its bytes.
+
+    Raises one of ``NOT_JSON`` where a field's name is not text.
+    """
+    formers = {name: bytes(getattr(envelope, name)) for name in replaced}
+    for name, former in formers.items():
+        start = body.find(former) if len(former) <= MAX_FOUND_BYTES else -1
+        if start < 0 or body.find(former, start + 1) >= 0:
+            # To find a long value costs more than to decode; one that is there twice cannot be found at all.
+            fields = {field: bytes(content) for field, content in _fields_decoder.decode(body).items()}
+            return joined_object({**fields, **replaced})
+        body = b"".join((memoryview(body)[:start], replaced[name], memoryview(body)[start + len(former) :]))
+    return body
+
+
+def joined_object(fields: Mapping[str, bytes]) -> bytes:
+    """Return a JSON object of fields whose values are JSON already."""
+    pieces: list[bytes] = []
+    for name, value in fields.items():
+        # In pieces: a value may be a megabyte, and is to be copied once.
+        pieces += (b",", msgspec.json.encode(name), b":", value)
+    return b"".join([b"{", *pieces[1:], b"}"])
+
+
+def asks_for_stream(envelope: Envelope) -> bool:
+    """Return whether a request asks for its reply as a stream of events."""
+    return bytes(envelope.stream) == b"true"
+
+
+def offers_tools(envelope: Envelope) -> bool:
+    """Return whether a request offers the model any tools."""
+    return len(envelope.tools) > len("null")
 
 
 def decoded(raw: msgspec.Raw) -> Any:

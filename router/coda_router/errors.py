@@ -8,7 +8,10 @@
     └── WorkerLostError      a worker's connection failed before its reply was complete
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from coda_router.faults import EngineFault
 
 
 class RouterError(Exception):
@@ -43,13 +46,30 @@ class Refusal(RouterError):
         return f"{self.status} {self.code}: {self.message}"
 
 
+def unknown_model(model: str | None, served: Iterable[str]) -> Refusal:
+    """Return the refusal of a model that does not exist for a client.
+
+    Args:
+        model: The name that it asked for.
+        served: The names that do exist for it.
+    """
+    return Refusal(
+        404,
+        "model_not_found",
+        f"the model {model!r} does not exist here; served: {', '.join(served) or 'none'}",
+        param="model",
+    )
+
+
 class WorkerLostError(RouterError):
     """A worker's connection failed before its reply was complete.
 
     Attributes:
+        fault: What was wrong.
         was_reused: The connection had served a request before, so the worker may just have closed it as idle.
     """
 
-    def __init__(self, message: str, *, was_reused: bool = False) -> None:
+    def __init__(self, fault: EngineFault, message: str, *, was_reused: bool = False) -> None:
         super().__init__(message)
+        self.fault = fault
         self.was_reused = was_reused

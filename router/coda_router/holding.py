@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import count
 from typing import Generic, TypeVar
 
 from coda_router.errors import Refusal
@@ -30,53 +31,62 @@ class HoldingLimits:
 class _Held(Generic[T]):
     attempt: Callable[[], T | None]
     size_bytes: int
+    line: Hashable
+    arrival: int
     outcome: asyncio.Future[T]
 
 
 class HoldingQueue(Generic[T]):
-    """A FIFO queue of requests that wait for an engine.
+    """Lines of requests that wait for an engine, each first in, first out.
 
     A request brings an *attempt*: a function that places it and returns the outcome, or None while it must
-    wait. Attempts run in order of arrival, inside :meth:`admit` or :meth:`wake`, so nobody overtakes.
+    wait. Attempts of one line run in order of arrival, inside :meth:`admit` or :meth:`wake`, so nobody overtakes
+    within it. Lines do not wait for each other: requests for a model whose engines are all full, or hang, keep
+    nobody waiting who asks for another one.
 
     Args:
-        limits: Bounds; beyond them a request is refused with 503.
+        limits: Bounds of all lines together; beyond them a request is refused with 503.
         undo: Called with an outcome whose request went away before it could be told.
     """
 
     def __init__(self, limits: HoldingLimits, undo: Callable[[T], None]) -> None:
         self._limits = limits
         self._undo = undo
-        self._held: deque[_Held[T]] = deque()
+        self._lines: dict[Hashable, deque[_Held[T]]] = {}
+        self._held_requests = 0
         self._held_bytes = 0
+        self._arrivals = count()
         self._held_total = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return self._held_requests
 
     @property
     def held_total(self) -> int:
         """How many requests had to wait since the start."""
         return self._held_total
 
-    async def admit(self, attempt: Callable[[], T | None], size_bytes: int) -> T:
-        """Return the attempt's outcome, now or after waiting for its turn.
+    async def admit(self, attempt: Callable[[], T | None], size_bytes: int, line: Hashable = None) -> T:
+        """Return the attempt's outcome, now or after waiting for its turn in its line.
 
         Raises:
             Refusal: 503 when too much is held back already, or for too long.
         """
-        if not self._held:
+        if line not in self._lines:
             outcome = attempt()
             if outcome is not None:
                 return outcome
-        if len(self._held) >= self._limits.max_requests or self._held_bytes + size_bytes > self._limits.max_bytes:
+        limits = self._limits
+        if self._held_requests >= limits.max_requests or self._held_bytes + size_bytes > limits.max_bytes:
             raise Refusal(
                 503, "queue_full", "every engine is busy and the router's queue is full; try again", retry_after_s=2
             )
-        return await self._wait(_Held(attempt, size_bytes, asyncio.get_running_loop().create_future()))
+        outcome_later: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        return await self._wait(_Held(attempt, size_bytes, line, next(self._arrivals), outcome_later))
 
     async def _wait(self, held: _Held[T]) -> T:
-        self._held.append(held)
+        self._lines.setdefault(held.line, deque()).append(held)
+        self._held_requests += 1
         self._held_total += 1
         self._held_bytes += held.size_bytes
         try:
@@ -98,16 +108,26 @@ class HoldingQueue(Generic[T]):
         finally:
             if not held.outcome.done():
                 held.outcome.cancel()
-                self._held.remove(held)
-                self._held_bytes -= held.size_bytes
+                self._remove(held)
 
     def wake(self) -> None:
-        """Try the requests at the head again, until one of them has to go on waiting."""
-        while self._held:
-            held = self._held[0]
-            outcome = held.attempt()
-            if outcome is None:
-                return
-            self._held.popleft()
-            self._held_bytes -= held.size_bytes
-            held.outcome.set_result(outcome)
+        """Try the requests at the lines' heads again, until the head of each has to go on waiting."""
+        if not self._held_requests:
+            return
+        # Where lines compete for the same engines, the one whose head came first goes first.
+        for line in sorted(self._lines.values(), key=lambda line: line[0].arrival):
+            while line:
+                held = line[0]
+                outcome = held.attempt()
+                if outcome is None:
+                    break
+                self._remove(held)
+                held.outcome.set_result(outcome)
+
+    def _remove(self, held: _Held[T]) -> None:
+        line = self._lines[held.line]
+        line.remove(held)
+        if not line:
+            del self._lines[held.line]
+        self._held_requests -= 1
+        self._held_bytes -= held.size_bytes

@@ -19,7 +19,7 @@ MAX_SESSION_CHARS = 256
 
 
 class SessionSource(StrEnum):
-    """Where a session's name came from, most telling first."""
+    """Where a session's name came from, most telling first; an auxiliary call's from the session beside which it is."""
 
     CODA_HEADER = "CodaHeader"
     CLAUDE_CODE = "ClaudeCode"
@@ -28,7 +28,9 @@ class SessionSource(StrEnum):
     LITELLM = "LiteLLM"
     PROMPT_CACHE_KEY = "PromptCacheKey"
     METADATA = "Metadata"
+    RESPONSE_CHAIN = "ResponseChain"
     OPENING = "Opening"
+    AUXILIARY = "Auxiliary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,24 @@ class Session:
     source: SessionSource
 
 
-def session_of(headers: Mapping[bytes, bytes], envelope: Envelope) -> Session:
+def session_of(headers: Mapping[bytes, bytes], envelope: Envelope, chained: str = "") -> Session:
     """Return the request's session.
 
     Args:
         headers: Header names in lower case to values.
         envelope: The request's body.
+        chained: Name of the session of the stored response that the request continues; ``""`` = it continues none.
     """
-    return _from_headers(headers) or _from_body(envelope) or Session(opening_name(envelope), "", SessionSource.OPENING)
+    if session := _from_headers(headers) or _from_body(envelope):
+        return session
+    if chained:
+        return Session(chained, "", SessionSource.RESPONSE_CHAIN)
+    return Session(opening_name(envelope), "", SessionSource.OPENING)
+
+
+def auxiliary_to(session: Session) -> Session:
+    """Return the session of another session's auxiliary calls: a child of it, with a home of its own."""
+    return Session(_bounded(f"{session.name}/auxiliary"), session.name, SessionSource.AUXILIARY)
 
 
 def _from_headers(headers: Mapping[bytes, bytes]) -> Session | None:

@@ -3,13 +3,14 @@
 import logging
 
 from coda_engine.contract.settings import Settings
+from coda_router.hygiene.cleaning import PrefixHygiene
 from coda_router.placement.chain import PlacementChain, chain_for
 
 _log = logging.getLogger("coda.router.settings")
 
 
 class LiveSettings:
-    """The settings document in force and the placement chain made of it."""
+    """The settings document in force, and the placement chain and the rules of hygiene made of it."""
 
     def __init__(self, settings: Settings) -> None:
         self._take(settings)
@@ -29,6 +30,11 @@ class LiveSettings:
         """The placement chain in force."""
         return self._chain
 
+    @property
+    def hygiene(self) -> PrefixHygiene:
+        """The rules of prefix hygiene in force."""
+        return self._hygiene
+
     def replace(self, settings: Settings) -> None:
         """Put another document in force; requests placed from now on follow it."""
         if settings.digest() == self._digest:
@@ -40,3 +46,6 @@ class LiveSettings:
         self._settings = settings
         self._digest = settings.digest()
         self._chain = chain_for(settings.placement)
+        self._hygiene = PrefixHygiene(
+            billing_line=settings.hygiene.billing_line, rolling_markers=settings.hygiene.rolling_markers
+        )

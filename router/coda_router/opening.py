@@ -12,8 +12,8 @@ import msgspec
 import xxhash
 
 from coda_router.envelope import NOT_JSON, Envelope, decoded
+from coda_router.hygiene.billing import without_billing_line
 
-_BILLING_LINE = "x-anthropic-billing-header:"
 _PROMPT_OPENING_CHARS = 1_024
 
 
@@ -84,13 +84,12 @@ def _until_first_user_message(messages: msgspec.Raw) -> Iterator[str]:
 
 def _texts(content: Any) -> Iterator[str]:
     """Yield the text of a string, of a list of strings, or of a list of text blocks."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list):
-        for block in content:
-            text = block.get("text") if isinstance(block, dict) else block
-            if isinstance(text, str) and not text.startswith(_BILLING_LINE):
-                yield text
+    blocks = content if isinstance(content, list) else [content]
+    for block in blocks:
+        text = block.get("text") if isinstance(block, dict) else block
+        # Whether or not the request keeps its billing line: it would give each session another name.
+        if isinstance(text, str) and ((said := without_billing_line(text)) or not text):
+            yield said
 
 
 def _first(texts: Iterable[str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Asks a worker and relays its reply: one silent retry before the first byte, none after it."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,6 +9,7 @@ from enum import StrEnum
 from coda_engine.contract.identity import PRIORITY_HEADER, SESSION_HEADER
 from coda_router.dispatch import RETRY_AFTER_S, Dispatcher, RoutedRequest
 from coda_router.errors import Refusal, WorkerLostError
+from coda_router.faults import EngineFault
 from coda_router.fleet.worker import Worker
 from coda_router.identity import IdentityWriter
 from coda_router.upstream.connection import ReplyHead, UpstreamConnection
@@ -15,6 +17,8 @@ from coda_router.upstream.engine_death import tells_engine_death
 
 MAX_ATTEMPTS = 2
 """Workers asked for one request."""
+
+_log = logging.getLogger("coda.router.relay")
 
 
 class RelayEvent(StrEnum):
@@ -24,6 +28,7 @@ class RelayEvent(StrEnum):
     RETRIED_ELSEWHERE = "RetriedElsewhere"
     TRUNCATED = "Truncated"
     CLIENT_LEFT = "ClientLeft"
+    KEPT_ALIVE = "KeptAlive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +40,17 @@ class OutgoingRequest:
         request_line_start: ``POST /v1/...``, up to the space before the HTTP version.
         header_lines: Forwarded headers, each with its line end.
         body: The body, unchanged but for engine controls.
+        is_stream: Whether the client asked for a stream of events.
+        learn: Told the worker, the status and the body's first bytes of the reply, before the client is; None =
+            nobody wants to know.
     """
 
     routed: RoutedRequest
     request_line_start: bytes
     header_lines: bytes
     body: bytes
+    is_stream: bool = False
+    learn: Callable[[str, int, bytes], None] | None = None
 
 
 StartReply = Callable[[ReplyHead], Awaitable[None]]
@@ -64,14 +74,20 @@ class Relay:
         dispatcher: Who decides.
         identity: Writes the identity headers.
         on_event: Called for every :class:`RelayEvent`.
+        on_fault: Called for every fault of an engine.
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, identity: IdentityWriter, on_event: Callable[[RelayEvent], None]
+        self,
+        dispatcher: Dispatcher,
+        identity: IdentityWriter,
+        on_event: Callable[[RelayEvent], None],
+        on_fault: Callable[[EngineFault], None],
     ) -> None:
         self._dispatcher = dispatcher
         self._identity = identity
         self._on_event = on_event
+        self._on_fault = on_fault
 
     async def carry(self, request: OutgoingRequest, start_reply: StartReply, send_body: SendBody) -> None:
         """Have a worker answer ``request`` and pass the reply on as it comes.
@@ -79,7 +95,8 @@ class Relay:
         Args:
             request: What to ask.
             start_reply: Called once, with the reply's head.
-            send_body: Called with pieces of the body and whether more follow; waits for a slow client.
+            send_body: Called with pieces of the body and whether more follow; waits for a slow client. Raises
+                :class:`WorkerLostError` where the pieces together are no whole reply.
 
         Raises:
             Refusal: Nobody could answer, and nothing was sent to the client yet.
@@ -90,12 +107,16 @@ class Relay:
             worker = await self._assign(request, tried)
             try:
                 reply = await self._ask(worker, request, attempt=len(tried))
+                worker.request_answered()
                 try:
+                    if request.learn is not None:
+                        request.learn(worker.name, reply.head.status, reply.body)
                     await self._pass_on(reply, start_reply, send_body)
                 finally:
                     worker.pool.give_back(reply.connection)
                 return
             except _LostBeforeFirstByteError as lost:
+                self._count_failure(worker, request.routed, lost)
                 tried |= {worker.name}
                 if len(tried) >= MAX_ATTEMPTS:
                     raise _engine_lost() from lost
@@ -120,14 +141,23 @@ class Relay:
         try:
             if connection is not None:
                 try:
-                    return await _begin(connection, head_bytes, request.body)
+                    return await _begin(connection, head_bytes, request)
                 except WorkerLostError as error:
                     if not error.was_reused:
                         raise
                     self._on_event(RelayEvent.STALE_CONNECTION)
-            return await _begin(await self._connect(worker), head_bytes, request.body)
+            return await _begin(await self._connect(worker), head_bytes, request)
         except WorkerLostError as error:
-            raise _LostBeforeFirstByteError(str(error)) from error
+            raise _LostBeforeFirstByteError(error.fault, str(error)) from error
+
+    def _count_failure(self, worker: Worker, routed: RoutedRequest, lost: WorkerLostError) -> None:
+        self._on_fault(lost.fault)
+        _log.info("worker %s: lost before the first byte of a reply: %s", worker.name, lost)
+        if routed.stored_response is not None and not routed.makes_kv:
+            # vLLM ends the connection of a client that wants events of what was made without: no failure of its own.
+            return
+        if worker.request_failed(asyncio.get_running_loop().time()):
+            _log.warning("worker %s is ejected: it fails one request after another", worker.name)
 
     async def _connect(self, worker: Worker) -> UpstreamConnection:
         try:
@@ -138,16 +168,19 @@ class Relay:
             raise
 
     async def _pass_on(self, reply: _BegunReply, start_reply: StartReply, send_body: SendBody) -> None:
-        await start_reply(reply.head)
-        await send_body(reply.body, reply.has_more)
-        more = reply.has_more
-        while more:
-            try:
+        try:
+            await start_reply(reply.head)
+            await send_body(reply.body, reply.has_more)
+            more = reply.has_more
+            while more:
                 body, more = await _read(reply.connection)
-            except WorkerLostError:
-                self._on_event(RelayEvent.TRUNCATED)
-                raise
-            await send_body(body, more)
+                await send_body(body, more)
+        except WorkerLostError as lost:
+            self._on_event(RelayEvent.TRUNCATED)
+            self._on_fault(lost.fault)
+            raise
+        if reply.connection.said_too_much:
+            self._on_fault(EngineFault.TOO_MUCH)
 
     def _head_bytes(self, worker: Worker, request: OutgoingRequest, attempt: int) -> bytes:
         routed = request.routed
@@ -175,11 +208,13 @@ _SESSION_LINE_START = f"{SESSION_HEADER.lower()}: ".encode("ascii")
 _PRIORITY_LINE = f"\r\n{PRIORITY_HEADER.lower()}: 0\r\n".encode("ascii")
 
 
-async def _begin(connection: UpstreamConnection, head: bytes, body: bytes) -> _BegunReply:
+async def _begin(connection: UpstreamConnection, head: bytes, request: OutgoingRequest) -> _BegunReply:
     """Send the request; return the beginning of its reply, or close the connection."""
     try:
-        connection.send(head, body)
+        connection.send(head, request.body)
         reply_head = await connection.head()
+        if request.is_stream and not _may_answer_stream(reply_head):
+            raise WorkerLostError(EngineFault.CONTENT_TYPE, "the worker's reply to a streaming request is no stream")
         first, more = await _read(connection)
     except BaseException:
         # Also when the client left: only a closed connection makes the engine stop.
@@ -192,8 +227,13 @@ async def _read(connection: UpstreamConnection) -> tuple[bytes, bool]:
     body, more = await connection.read()
     if tells_engine_death(body):
         connection.abort()
-        raise WorkerLostError("the worker says that its engine died")
+        raise WorkerLostError(EngineFault.ENGINE_DEAD, "the worker says that its engine died")
     return body, more
+
+
+def _may_answer_stream(head: ReplyHead) -> bool:
+    """Return whether a head can be an engine's: errors may look like anything, what claims to be good may not."""
+    return head.status != 200 or head.content_type in {b"text/event-stream", b"application/json"}
 
 
 def _engine_lost() -> Refusal:

@@ -14,8 +14,11 @@ import uvicorn
 
 from coda_engine.contract.errors import DocumentError
 from coda_engine.contract.settings import Settings
-from coda_router.auth import ApiKeys, read_api_keys
+from coda_router.auth.keys import ApiKeys
+from coda_router.auth.reading import read_api_keys
 from coda_router.config import RouterConfig, is_loopback
+from coda_router.conversations import Conversations
+from coda_router.decision_file import DecisionFile
 from coda_router.dispatch import Dispatcher
 from coda_router.edge.admin import make_admin_app
 from coda_router.edge.client import ClientProtocol
@@ -25,8 +28,9 @@ from coda_router.errors import ConfigurationError
 from coda_router.fleet.endpoints import EndpointWatcher
 from coda_router.identity import IdentityWriter
 from coda_router.live_settings import LiveSettings
-from coda_router.metrics import RouterMetrics
+from coda_router.metrics import RouterMetrics, WatchedFile
 from coda_router.relay import Relay
+from coda_router.responses import ResponseMap
 from coda_router.sessions import SessionMap
 from coda_router.watching import watch
 
@@ -51,25 +55,37 @@ class Router:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._keys = ApiKeys({})
+        self._keys = ApiKeys()
         self._settings = LiveSettings(Settings())
         self._load_keys()
         self._load_settings()
         sessions = SessionMap(config.max_sessions, config.session_ttl_s)
-        self.dispatcher = Dispatcher(config.router_id, config.internal_token, self._settings, sessions, config.holding)
-        self._metrics = RouterMetrics(self.dispatcher)
+        self._decision_file = DecisionFile(config.decision_log) if config.decision_log is not None else None
+        self.dispatcher = Dispatcher(
+            config.router_id,
+            config.internal_token,
+            self._settings,
+            sessions,
+            config.holding,
+            config.silence_limit_s,
+            decision_file=self._decision_file,
+        )
+        self._metrics = RouterMetrics(self.dispatcher, self._keys)
         identity = IdentityWriter(config.router_id, config.cluster_secret)
         self.app = Gateway(
-            relay=Relay(self.dispatcher, identity, self._metrics.relay_event),
-            identity=identity,
+            relay=Relay(self.dispatcher, identity, self._metrics.relay_event, self._metrics.engine_fault),
+            conversations=Conversations(identity, sessions, ResponseMap()),
             catalog=ModelCatalog(self.dispatcher.fleet, time.time()),
-            keys=lambda: self._keys,
+            keys=self._keys,
+            hygiene=lambda: self._settings.hygiene,
             metrics=self._metrics,
             max_body_bytes=config.max_body_bytes,
+            keep_alive_s=config.keep_alive_s,
             admin=make_admin_app(
                 self.dispatcher,
                 self._settings,
                 self._metrics,
+                self._keys,
                 router_id=config.router_id,
                 internal_token=config.internal_token,
                 is_loopback=is_loopback(config.host),
@@ -80,7 +96,7 @@ class Router:
     async def running(self) -> AsyncIterator[None]:
         """Follow the workers and the watched files while the context is open."""
         fleet = self.dispatcher.fleet
-        async with fleet:
+        async with fleet, self._decision_file or contextlib.nullcontext():
             tasks = [asyncio.create_task(task) for task in self._watches()]
             fleet.reconcile(self._config.workers)
             await fleet.wait_until_known(FIRST_LOOK_TIMEOUT_S)
@@ -95,9 +111,17 @@ class Router:
         if self._config.discovery is not None:
             yield EndpointWatcher(self._config.discovery, self.dispatcher.fleet.reconcile).run()
         if self._config.settings_file is not None:
-            yield watch(self._config.settings_file, self._load_settings)
+            yield watch(
+                self._config.settings_file,
+                self._load_settings,
+                on_refused=lambda: self._metrics.reload_refused(WatchedFile.SETTINGS),
+            )
         if self._config.api_keys_dir is not None:
-            yield watch(self._config.api_keys_dir, self._load_keys)
+            yield watch(
+                self._config.api_keys_dir,
+                self._load_keys,
+                on_refused=lambda: self._metrics.reload_refused(WatchedFile.API_KEYS),
+            )
 
     def _load_settings(self) -> None:
         path = self._config.settings_file
@@ -112,7 +136,8 @@ class Router:
 
     def _load_keys(self) -> None:
         if self._config.api_keys_dir is not None:
-            self._keys = ApiKeys(read_api_keys(self._config.api_keys_dir))
+            self._keys.replace(read_api_keys(self._config.api_keys_dir))
+            _log.info("%d API keys in force", len(self._keys))
 
 
 class _Server(uvicorn.Server):

@@ -21,8 +21,11 @@ def fingerprint(path: Path) -> tuple[object, ...]:
     return tuple((name, stat.st_mtime_ns, stat.st_ino, stat.st_size) for name, stat in stats)
 
 
-async def watch(path: Path, reload: Callable[[], None]) -> None:
-    """Call ``reload`` after each change of ``path``; what it raises is logged, and what was in force stays."""
+async def watch(path: Path, reload: Callable[[], None], on_refused: Callable[[], None]) -> None:
+    """Call ``reload`` after each change of ``path``.
+
+    What it raises is logged once and told to ``on_refused``; what was in force stays in force.
+    """
     seen = fingerprint(path)
     while True:
         await asyncio.sleep(POLL_INTERVAL_S)
@@ -34,3 +37,4 @@ async def watch(path: Path, reload: Callable[[], None]) -> None:
             reload()
         except Exception as error:  # what was in force stays in force, whatever is wrong with the new content
             _log.error("%s changed but is not taken: %s", path, error)
+            on_refused()

@@ -287,8 +287,8 @@ async def test_changed_api_keys_are_taken_and_unusable_ones_are_not(tmp_path, ca
     ("files", "expected"),
     [
         ({}, "holds no key"),
-        ({"alice": ""}, "'alice' has fewer than 8"),
-        ({"alice": "same-key-1", "bob": "same-key-1"}, "another tenant's key"),
+        ({"alice": ""}, "'alice': the key has fewer than 8"),
+        ({"alice": "same-key-1", "bob": "same-key-1"}, "'bob': holds the same key as file 'alice'"),
     ],
 )
 def test_unusable_api_keys_are_refused_at_start(tmp_path, files: dict[str, str], expected: str):

@@ -21,19 +21,20 @@ ALL_HEADERS = {
 ALL_BODY = {"prompt_cache_key": "cache-key", "metadata": {"user_id": "user_1_account_2_session_meta"}}
 
 
-def session(headers: dict[bytes, bytes], body: dict | None = None) -> tuple[str, str, SessionSource]:
-    found = session_of(headers, read_envelope(json.dumps(body or {}).encode()))
+def session(headers: dict[bytes, bytes], body: dict | None = None, chained: str = "") -> tuple[str, str, SessionSource]:
+    found = session_of(headers, read_envelope(json.dumps(body or {}).encode()), chained)
     return found.name, found.parent, found.source
 
 
 def test_the_most_telling_name_wins():
     remaining, found = dict(ALL_HEADERS), []
     for name in ALL_HEADERS:
-        found.append(session(remaining, ALL_BODY)[0])
+        found.append(session(remaining, ALL_BODY, "chain")[0])
         del remaining[name]
     assert found == ["coda", "claude", "codex", "generic", "affinity", "litellm"]
-    assert session({}, ALL_BODY) == ("cache-key", "", SessionSource.PROMPT_CACHE_KEY)
-    assert session({}, {"metadata": ALL_BODY["metadata"]}) == ("meta", "", SessionSource.METADATA)
+    assert session({}, ALL_BODY, "chain") == ("cache-key", "", SessionSource.PROMPT_CACHE_KEY)
+    assert session({}, {"metadata": ALL_BODY["metadata"]}, "chain") == ("meta", "", SessionSource.METADATA)
+    assert session({}, {"input": "go"}, "chain") == ("chain", "", SessionSource.RESPONSE_CHAIN)
     assert session({})[2] is SessionSource.OPENING
 
 
@@ -58,10 +59,67 @@ def test_the_most_telling_name_wins():
             ("t2", "t1", SessionSource.CODEX),
         ),
         ({b"x-session-id": b"s2", b"x-parent-session-id": b"s1"}, ("s2", "s1", SessionSource.SESSION_HEADER)),
+        ({b"x-coda-session": b"s2", b"x-coda-parent-session": b"s1"}, ("s2", "s1", SessionSource.CODA_HEADER)),
     ],
 )
 def test_a_sub_agent_is_a_session_of_its_own_with_a_parent(headers: dict[bytes, bytes], expected: tuple):
     assert session(headers) == expected
+
+
+USER_ID = json.dumps({"device_id": "d", "account_uuid": "", "session_id": "root"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "name", "parent"),
+    [
+        ({"X-Claude-Code-Session-Id": "root", "x-app": "cli"}, {"metadata": {"user_id": USER_ID}}, "root", ""),
+        (
+            {"X-Claude-Code-Session-Id": "root", "x-app": "cli", "x-claude-code-agent-id": "a530"},
+            {"metadata": {"user_id": USER_ID}},
+            "root/a530",
+            "root",
+        ),
+        (
+            {"session-id": "root", "thread-id": "root", "x-client-request-id": "root", "x-codex-window-id": "root:0"},
+            {"prompt_cache_key": "root"},
+            "root",
+            "",
+        ),
+        (
+            {
+                "session-id": "root", "thread-id": "child", "x-client-request-id": "child",
+                "x-codex-window-id": "child:0", "x-codex-parent-thread-id": "root",
+                "x-openai-subagent": "collab_spawn",
+            },
+            {"prompt_cache_key": "root"},
+            "child",
+            "root",
+        ),
+        ({"x-session-affinity": "ses_1", "x-session-id": "ses_1"}, {"prompt_cache_key": "ses_1"}, "ses_1", ""),
+        ({"x-session-affinity": "ses_1", "x-session-id": "ses_1"}, {}, "ses_1", ""),
+        (
+            {"x-parent-session-id": "ses_1", "x-session-affinity": "ses_2", "x-session-id": "ses_2"},
+            {},
+            "ses_2",
+            "ses_1",
+        ),
+    ],
+    ids=["claude code", "its sub-agent", "codex", "its sub-agent", "opencode", "its title", "its sub-agent"],
+)  # fmt: skip
+def test_what_agents_send_names_their_session_and_its_parent(
+    headers: dict[str, str], body: dict, name: str, parent: str
+):
+    received = {key.lower().encode(): value.encode() for key, value in headers.items()}
+    assert session(received, body)[:2] == (name, parent)
+
+
+def test_a_parent_is_named_as_its_own_requests_name_it():
+    claude = {b"x-claude-code-session-id": b"root"}
+    codex = {b"session-id": b"root", b"thread-id": b"root"}
+    other = {b"x-session-id": b"ses_1"}
+    assert session(claude | {b"x-claude-code-agent-id": b"a"})[1] == session(claude)[0]
+    assert session(codex | {b"thread-id": b"child", b"x-codex-parent-thread-id": b"root"})[1] == session(codex)[0]
+    assert session({b"x-session-id": b"ses_2", b"x-parent-session-id": b"ses_1"})[1] == session(other)[0]
 
 
 def test_claude_code_s_metadata_may_be_a_json_string():
@@ -125,7 +183,7 @@ def test_the_same_text_in_blocks_is_the_same_conversation():
 
 def test_a_billing_line_does_not_change_the_name():
     prompt = {"type": "text", "text": "you are an agent"}
-    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1.2.3; x"}
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1.2.3; cc_entrypoint=cli;"}
     assert opening(system=[billing, prompt], messages=ROUND_1) == opening(system=[prompt], messages=ROUND_1)
 
 

@@ -1,15 +1,15 @@
 """The placement chain, pure: every stage and every fallback with its reason."""
 
-from dataclasses import replace
 from math import log2
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coda_engine.contract.settings import PlacementPolicyName, PlacementSettings
 from coda_router.placement.chain import PlacementChain, chain_for
-from coda_router.placement.context import context_distance
+from coda_router.placement.decoders import DecodeContexts, log2_tokens
 from coda_router.placement.observations import PlacementRequest, WorkerView
 from coda_router.placement.reasons import PlacementReason as R
 
@@ -17,9 +17,11 @@ CODA = chain_for(PlacementSettings())
 ROUND_ROBIN = chain_for(PlacementSettings(policy=PlacementPolicyName.ROUND_ROBIN))
 LEAST_LOADED = chain_for(PlacementSettings(policy=PlacementPolicyName.LEAST_LOADED))
 SMETRIC = chain_for(PlacementSettings(policy=PlacementPolicyName.SMETRIC))
+EVERY_CHAIN = [chain_for(PlacementSettings(policy=policy)) for policy in PlacementPolicyName]
 
 
-def worker(name: str, load: int = 0, **fields: object) -> WorkerView:
+def worker(name: str, load: int = 0, decoding: tuple[int, ...] = (), **fields: object) -> WorkerView:
+    fields["decode_contexts"] = DecodeContexts(decoding)
     return replace(WorkerView(name, load_requests=load, in_flight_requests=load), **fields)
 
 
@@ -40,7 +42,7 @@ def placed(chain: PlacementChain, request: PlacementRequest, *workers: WorkerVie
         ((worker("a", waiting_requests=64), worker("b", waiting_requests=99)), R.ALL_AT_FRONTIER),
     ],
 )
-@pytest.mark.parametrize("chain", [CODA, SMETRIC, ROUND_ROBIN, LEAST_LOADED])
+@pytest.mark.parametrize("chain", EVERY_CHAIN)
 def test_nobody_can_take_the_request_and_the_reason_says_why(chain: PlacementChain, workers, reason: R):
     request = PlacementRequest(model="m", tried=frozenset({"tried"}))
     assert placed(chain, request, *workers) == (None, reason)
@@ -140,22 +142,22 @@ def test_a_session_whose_home_lost_everything_is_placed_like_a_new_one_with_its_
 
 def test_within_the_load_band_the_nearest_contexts_win():
     request = PlacementRequest(context_tokens=48_000)
-    short = worker("short", 2, decode_context_tokens=(2_000, 3_000))
-    alike = worker("alike", 3, decode_context_tokens=(40_000, 60_000, 50_000))
-    far = worker("far", 9, decode_context_tokens=(48_000,))
+    short = worker("short", 2, decoding=(2_000, 3_000))
+    alike = worker("alike", 3, decoding=(40_000, 60_000, 50_000))
+    far = worker("far", 9, decoding=(48_000,))
     assert placed(CODA, request, short, alike, far) == ("alike", R.CONTEXT_DISTANCE)
 
 
 def test_a_worker_outside_the_load_band_is_not_considered_for_its_contexts():
     request = PlacementRequest(context_tokens=48_000)
-    short = worker("short", 2, decode_context_tokens=(2_000,))
-    alike = worker("alike", 4, decode_context_tokens=(48_000,))
+    short = worker("short", 2, decoding=(2_000,))
+    alike = worker("alike", 4, decoding=(48_000,))
     assert placed(CODA, request, short, alike) == ("short", R.LEAST_LOADED)
 
 
 def test_an_idle_worker_mixes_no_contexts():
     request = PlacementRequest(context_tokens=1_000)
-    busy = worker("busy", 1, decode_context_tokens=(1_100,))
+    busy = worker("busy", 1, decoding=(1_100,))
     assert placed(CODA, request, busy, worker("idle")) == ("idle", R.CONTEXT_DISTANCE)
 
 
@@ -165,7 +167,7 @@ def test_without_decoders_the_least_loaded_worker_stays():
 
 def test_without_telemetry_own_in_flight_counts_decide_with_that_reason():
     blind = worker("blind", 0, has_telemetry=False, in_flight_requests=3)
-    seen = worker("seen", 50, in_flight_requests=2, decode_context_tokens=(10,))
+    seen = worker("seen", 50, in_flight_requests=2, decoding=(10,))
     assert placed(CODA, PlacementRequest(), blind, seen) == ("seen", R.NO_TELEMETRY)
 
 
@@ -190,10 +192,37 @@ def test_equal_workers_take_turns():
     assert chosen == {"a", "b"}
 
 
+def distance(decoding: list[int], arriving: int) -> float:
+    return DecodeContexts(decoding).distance_to(log2_tokens(arriving))
+
+
 def test_context_distance_is_the_mean_absolute_log2_ratio():
-    assert context_distance([1_000, 4_000], 2_000) == pytest.approx(1.0)
-    assert context_distance([3_000], 2_000) == pytest.approx(abs(log2(3_000 / 2_000)))
-    assert context_distance([], 2_000) == 0.0
+    assert distance([1_000, 4_000], 2_000) == pytest.approx(1.0)
+    assert distance([3_000], 2_000) == pytest.approx(abs(log2(3_000 / 2_000)))
+    assert distance([], 2_000) == 0.0
+
+
+CONTEXTS = st.lists(st.integers(0, 200_000), max_size=12)
+
+
+@settings(deadline=None)
+@given(CONTEXTS, st.integers(0, 200_000))
+def test_prepared_contexts_say_what_eq_8_says_and_bound_it_from_below(decoding: list[int], arriving: int):
+    contexts, arriving_log2 = DecodeContexts(decoding), log2_tokens(arriving)
+    said = contexts.distance_to(arriving_log2)
+    terms = [abs(log2(max(tokens, 1)) - arriving_log2) for tokens in decoding]
+    assert said == pytest.approx(sum(terms) / len(terms) if terms else 0.0, abs=1e-9)
+    mean_log2, weight, least = contexts.bounds
+    assert said >= max(least, weight * abs(mean_log2 - arriving_log2)) - 1e-9
+
+
+@settings(deadline=None)
+@given(st.lists(CONTEXTS, min_size=2, max_size=9), st.integers(0, 200_000))
+def test_the_nearest_of_many_workers_is_the_one_that_eq_8_names(populations: list[list[int]], arriving: int):
+    workers = [worker(str(n), 0, tuple(decoding)) for n, decoding in enumerate(populations)]
+    chosen = CODA.place(PlacementRequest(context_tokens=arriving), workers).worker
+    distances = [distance(decoding, arriving) for decoding in populations]
+    assert distances[int(chosen)] == pytest.approx(min(distances), abs=1e-9)
 
 
 VIEWS = st.lists(
@@ -207,7 +236,9 @@ VIEWS = st.lists(
         in_flight_requests=st.integers(0, 99),
         load_requests=st.integers(0, 200),
         waiting_requests=st.integers(0, 130),
-        decode_context_tokens=st.lists(st.integers(0, 200_000), max_size=5).map(tuple),
+        pending_prefill_tokens=st.integers(0, 10**6),
+        prefill_tokens_per_s=st.none() | st.floats(0.1, 1e6),
+        decode_contexts=st.lists(st.integers(0, 200_000), max_size=5).map(DecodeContexts),
     ),
     max_size=6,
     unique_by=lambda view: view.name,
@@ -220,11 +251,15 @@ REQUESTS = st.builds(
     recent_worker=st.none() | st.sampled_from("abcdefgh"),
     has_lost_home=st.booleans(),
     tried=st.frozensets(st.sampled_from("ab")),
+    history_tokens=st.integers(0, 200_000),
     rotation=st.integers(0, 1000),
+    newcomers=st.integers(0, 1000),
+    session_hash=st.integers(0, 2**64 - 1),
 )
 
 
-@given(VIEWS, REQUESTS, st.sampled_from([CODA, SMETRIC, ROUND_ROBIN, LEAST_LOADED]))
+@settings(deadline=None)
+@given(VIEWS, REQUESTS, st.sampled_from(EVERY_CHAIN))
 def test_only_a_worker_that_can_take_the_request_is_ever_chosen(views, request, chain):
     placement = chain.place(request, views)
     fit = {

@@ -232,22 +232,26 @@ DEAD = (
 )
 
 
-async def test_an_api_process_that_reports_its_engine_s_death_first_is_replaced_by_another():
-    async def dead_stream(request: Received) -> None:
-        request.writer.write(
-            STREAM_HEAD + chunk(b"data: " + DEAD + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-        )
+@pytest.mark.parametrize(
+    "last_words",
+    [
+        STREAM_HEAD + chunk(b"data: " + DEAD + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n",
+        reply_bytes(DEAD, 500),
+    ],
+    ids=["stream", "whole"],
+)
+async def test_an_api_process_that_reports_its_engine_s_death_first_is_replaced_by_another(last_words: bytes):
+    async def die(request: Received) -> None:
+        request.writer.write(last_words)
 
-    async def dead_whole(request: Received) -> None:
-        request.writer.write(reply_bytes(DEAD, 500))
-
-    async with running_worker() as healthy, running_worker() as dying, running_router(dying, healthy) as router:
-        for script in (dead_stream, dead_whole):
-            dying.script = script
-            before = len(dying.requests)
-            results = [await router.chat(f"{script.__name__} {n}", stream=True) for n in range(4)]
-            assert len(dying.requests) > before
-            assert all(status == 200 and b"EngineCore" not in body for status, body in results)
+    async with (
+        running_worker() as healthy,
+        running_worker(script=die) as dying,
+        running_router(dying, healthy) as router,
+    ):
+        results = [await router.chat(f"conversation {n}", stream=True) for n in range(4)]
+        assert dying.requests
+        assert all(status == 200 and b"EngineCore" not in body for status, body in results)
 
 
 async def test_a_stream_that_ends_with_its_engine_s_death_resets_the_client():

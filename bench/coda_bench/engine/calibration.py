@@ -12,6 +12,7 @@ from statistics import median
 
 import aiohttp
 
+from coda_bench.engine.cases import LOAD
 from coda_bench.engine.completions import complete, completion_body
 from coda_bench.engine.records import RequestRecord
 from coda_bench.engine.replay import Target, Trace, play_until
@@ -20,15 +21,14 @@ from coda_bench.workload.sessions import Session, mean_output_tokens, poisson_ar
 
 _PROBE_TOKENS = 1_024
 _PROBES = 5
-_SESSIONS = 60
-_FEWEST_SESSIONS = 16
 _USUAL_MS_PER_TOKEN = 0.6
-_ARRIVE_WITHIN_S = 12.0
-_START_S, _END_S = 20.0, 80.0
+_USUAL_PER_S = 0.3
+_FIRST_SESSIONS, _FIRST_WITHIN_S = 16, 10.0
+_START_S, _END_S = 30.0, 130.0
 _SEED = 77
 _POPULATION = 2_000
 
-EXPECTED_S = 140.0
+EXPECTED_S = 190.0
 """About how long calibration takes with its engines' start."""
 
 
@@ -59,10 +59,26 @@ async def measure_capacity(target: Target) -> SessionCost:
     """
     ms_per_token = await _prefill_ms_per_token(target)
     population = scaled_sessions(_POPULATION, _SEED)
-    count = min(len(population), max(_FEWEST_SESSIONS, round(_SESSIONS * _USUAL_MS_PER_TOKEN / ms_per_token)))
-    arrivals = poisson_arrivals_s(count, count / _ARRIVE_WITHIN_S, _SEED)
-    records = await play_until(target, Trace(population[:count], arrivals, _SEED), _END_S)
+    arrivals = overload_arrivals_s(_USUAL_PER_S * _USUAL_MS_PER_TOKEN / ms_per_token)
+    trace = Trace(population[: len(arrivals)], arrivals[: len(population)], _SEED)
+    records = await play_until(target, trace, _END_S)
     return session_cost(records, population, ms_per_token / 1_000, _START_S, _END_S)
+
+
+def overload_arrivals_s(guessed_per_s: float) -> list[float]:
+    """Return when sessions arrive that keep an engine busy as the cases do, seconds.
+
+    A queue stands at once and then grows by the cases' own overload. (With all sessions at once, first come, first
+    served has each returning turn wait behind every other session, loses more of its prefixes and serves about a
+    seventh less than in the cases.)
+
+    Args:
+        guessed_per_s: About what the engine serves, sessions/s; may be off by a half either way.
+    """
+    first = poisson_arrivals_s(_FIRST_SESSIONS, _FIRST_SESSIONS / _FIRST_WITHIN_S, _SEED)
+    later_per_s = LOAD * guessed_per_s
+    later = poisson_arrivals_s(max(1, round(later_per_s * _END_S)), later_per_s, _SEED + 1)
+    return sorted([*first, *(at_s for at_s in later if at_s < _END_S)])
 
 
 def session_cost(

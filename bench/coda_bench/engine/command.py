@@ -160,7 +160,7 @@ def _all_cases(is_quick: bool, system_names: str | None, cores: Sequence[int]) -
         _Case("fleet2", fleet.expected_s(fleet_case), lambda bench: fleet.run_fleet_case(bench, fleet_case), True),
         _Case("restore", restore_size.expected_s(), lambda bench: restore.run_restore_case(bench, restore_size)),
         _Case("warm-restart", restart_size.expected_s(), lambda bench: restart.run_restart_case(bench, restart_size)),
-        _Case("idle", 2 * idle_size.block_expected_s(), lambda bench: idle.run_idle_case(bench, idle_size)),
+        _Case("idle", idle_size.expected_s(), lambda bench: idle.run_idle_case(bench, idle_size)),
         _Case(
             "selection", selection_size.expected_s(), lambda bench: selection.run_selection_case(bench, selection_size)
         ),

@@ -1,10 +1,14 @@
-"""Case ``idle``: what the plug-ins cost when there is nothing to decide (output tokens/s against stock vLLM)."""
+"""Case ``idle``: what the plug-ins cost when there is nothing to decide (output tokens/s against stock vLLM).
+
+Two equal engines on one core differ by several percent from one start to the next (where their memory lies), far more
+than repetitions within a start do. So many starts are compared with few pairs each, and the interval is over starts.
+"""
 
 import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import geometric_mean, median
 
 import aiohttp
@@ -16,13 +20,13 @@ from coda_bench.engine.workbench import Workbench
 from coda_bench.report import Row, paired_ratio
 from coda_bench.workload.content import random_prompt
 
-_MAX_RUNNING = 8
-_START_S = 35.0
+_MAX_RUNNING = 16
+_START_S = 50.0
 
 
 @dataclass(frozen=True, slots=True)
 class IdleLoad:
-    """The load of one measurement: fewer requests than run at once, so no order is ever decided.
+    """The load of one measurement: no more requests than run at once, so no order is ever decided.
 
     Attributes:
         requests: Requests at the same time.
@@ -32,69 +36,68 @@ class IdleLoad:
 
     requests: int = 4
     prompt_tokens: int = 64
-    output_tokens: int = 96
+    output_tokens: int = 32
 
 
 @dataclass(frozen=True, slots=True)
 class IdleSize:
-    """How much is measured: ``repetitions`` pairs of ``load`` in each of the two blocks."""
+    """How much is measured.
+
+    Attributes:
+        load: Of one measurement.
+        starts: How often both engines are started; which comes first alternates.
+        pairs: Measurements of each system in each start.
+    """
 
     load: IdleLoad
-    repetitions: int
+    starts: int
+    pairs: int
 
-    def block_expected_s(self) -> float:
-        """Return about how long a block takes, seconds."""
-        return 2 * _START_S + 2 * (self.repetitions + 1) * self.load.requests * self.load.output_tokens / 60
+    def expected_s(self) -> float:
+        """Return about how long the case takes, seconds."""
+        return self.starts * self.start_expected_s()
+
+    def start_expected_s(self) -> float:
+        """Return about how long one start with its measurements takes, seconds."""
+        return _START_S + 2 * (self.pairs + 1) * self.load.requests * self.load.output_tokens / 50
 
 
-FULL = IdleSize(IdleLoad(output_tokens=32), repetitions=60)
-"""Short turns: what other tenants of the host take changes from one ten seconds to the next."""
-
-QUICK = IdleSize(IdleLoad(output_tokens=48), repetitions=3)
+FULL = IdleSize(IdleLoad(), starts=14, pairs=6)
+QUICK = IdleSize(IdleLoad(), starts=1, pairs=3)
 
 
 async def run_idle_case(bench: Workbench, size: IdleSize) -> list[Row]:
-    """Return the rows of the case, measured in two blocks in which the other system starts first.
-
-    Two equal engines on one core differ by a tenth and more with the order of their start (memory placement); the
-    geometric mean of both orders does not.
+    """Return the rows of the case.
 
     Raises:
         EngineStartError: An engine did not start.
     """
-    blocks = [await _block(bench, size, order) for order in (("stock", "coda"), ("coda", "stock"))]
+    starts = [await _start(bench, size, number) for number in range(size.starts)]
     stock_tps, coda_tps = (
-        [geometric_mean([block[system] for block in pairs]) for pairs in zip(*blocks, strict=True)]
-        for system in ("stock", "coda")
+        [geometric_mean([pair[system] for pair in pairs]) for pairs in starts] for system in ("stock", "coda")
     )
     ratio = paired_ratio(coda_tps, stock_tps)
-    repetitions = len(stock_tps)
     return [
-        Row("engine", "idle", "output_tps", "stock", median(stock_tps), "tokens/s", reps=repetitions),
+        Row("engine", "idle", "output_tps", "stock", median(stock_tps), "tokens/s", reps=size.starts),
         Row("engine", "idle", "output_tps", "coda", median(coda_tps), "tokens/s", "stock", ratio.ratio, ratio.low,
-            ratio.high, repetitions),
+            ratio.high, size.starts),
     ]  # fmt: skip
 
 
-async def _block(bench: Workbench, size: IdleSize, order: tuple[str, str]) -> list[dict[str, float]]:
-    spec = bench_spec(bench.model_path, kv_cache="400M", max_running=_MAX_RUNNING)
+async def _start(bench: Workbench, size: IdleSize, number: int) -> list[dict[str, float]]:
+    order = ("stock", "coda") if number % 2 == 0 else ("coda", "stock")
 
     async def measure() -> list[dict[str, float]]:
+        spec = bench_spec(bench.model_path, kv_cache="400M", max_running=_MAX_RUNNING)
         one, other = (EngineSetup(name, spec, bench.cores[0], plugins=name == "coda") for name in order)
         async with running_engine(one) as first, running_engine(other) as second:
             await accept_profile(first if first.system == "coda" else second)
-            return await alternate((first, second), size.load, size.repetitions)
+            return await alternate((first, second), size.load, size.pairs)
 
-    what = {
-        "measurement": "idle",
-        "order": list(order),
-        "core": bench.cores[0],
-        "repetitions": size.repetitions,
-        "load": [size.load.requests, size.load.prompt_tokens, size.load.output_tokens],
-    }
-    text = f"idle: {order[0]} started first, then {order[1]}, on the same core; {size.repetitions} pairs in turn"
-    block: list[dict[str, float]] = await bench.once(what, text, size.block_expected_s(), measure)
-    return block
+    what = {"measurement": "idle", "start": number, "core": bench.cores[0], "pairs": size.pairs, **asdict(size.load)}
+    text = f"idle: start {number + 1} of {size.starts}, {' and '.join(order)} in turn on one core"
+    pairs: list[dict[str, float]] = await bench.once(what, text, size.start_expected_s(), measure)
+    return pairs
 
 
 async def output_tokens_per_s(engine: EngineUnderTest, load: IdleLoad, seed: int) -> float:

@@ -1,13 +1,13 @@
 """Case ``restore``: what the CPU shadow saves when a session returns, and what publishing into it costs.
 
 First token to first token, the same prompt three times on one idle engine: new (computed), after its HBM copies were
-dropped (restored), and at once again (HBM hit). Then decode with the shadow against decode without it.
+dropped (restored), and at once again (HBM hit). Then decode of new replies against that of published ones.
 """
 
 import asyncio
 import random
-from dataclasses import dataclass, replace
-from statistics import geometric_mean, median
+from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from coda_bench.engine.cases import KV_BLOCKS
 from coda_bench.engine.features import require_features
 from coda_bench.engine.first_token import FirstToken, ask
-from coda_bench.engine.idle import IdleLoad, alternate
+from coda_bench.engine.publication import PublicationSize, measure_publication, publication_rows
 from coda_bench.engine.server import EngineSetup, EngineUnderTest, running_engine
 from coda_bench.engine.systems import System, system
 from coda_bench.engine.workbench import Workbench
@@ -32,6 +32,7 @@ _METRICS_AFTER_S = 1.0
 _FORGET_TRIES = 100
 _FORGET_PAUSE_S = 0.2
 _SEED = 3_000
+_START_S = 40.0
 
 
 class NotRestoredError(RuntimeError):
@@ -44,34 +45,27 @@ class RestoreSize:
 
     Attributes:
         prompts: Prompts, each asked three times.
-        decode: Load of one decode measurement.
-        decode_repetitions: Pairs of decode measurements in each block.
-        orders: Which engine starts first, with the shadow off or on; a block for each.
+        publication: How much decode is measured.
     """
 
     prompts: int
-    decode: IdleLoad
-    decode_repetitions: int
-    orders: tuple[tuple[str, str], ...] = (("off", "on"), ("on", "off"))
+    publication: PublicationSize
 
     def expected_s(self) -> float:
         """Return about how long the case takes, seconds."""
-        return self.paths_expected_s() + len(self.orders) * self.block_expected_s()
+        return self.paths_expected_s() + self.publication_expected_s()
 
     def paths_expected_s(self) -> float:
         """Return about how long the prompts take with their engine's start, seconds."""
-        return 40.0 + 18.0 * (self.prompts + 1)
+        return _START_S + 18.0 * (self.prompts + 1)
 
-    def block_expected_s(self) -> float:
-        """Return about how long a block of decode measurements takes with its engines' start, seconds."""
-        one_s = self.decode.requests * self.decode.output_tokens / 60
-        return 70.0 + 2 * (self.decode_repetitions + 1) * one_s
+    def publication_expected_s(self) -> float:
+        """Return about how long decode takes with its engine's start, seconds."""
+        return _START_S + self.publication.expected_s()
 
 
-FULL = RestoreSize(prompts=10, decode=IdleLoad(output_tokens=128), decode_repetitions=8)
-QUICK = RestoreSize(
-    prompts=2, decode=IdleLoad(requests=2, output_tokens=32), decode_repetitions=1, orders=(("off", "on"),)
-)
+FULL = RestoreSize(prompts=10, publication=PublicationSize(pairs=16))
+QUICK = RestoreSize(prompts=2, publication=PublicationSize(pairs=2, requests=2, output_tokens=64))
 
 
 async def run_restore_case(bench: Workbench, size: RestoreSize) -> list[Row]:
@@ -95,8 +89,8 @@ async def run_restore_case(bench: Workbench, size: RestoreSize) -> list[Row]:
     }
     text = f"restore: {size.prompts} prompts of {PROMPT_TOKENS} tokens"
     paths = await bench.once(what, text, size.paths_expected_s(), measure_paths)
-    blocks = [await _publication_block(bench, size, order) for order in size.orders]
-    return [*_path_rows(paths["times_ms"]), *_load_rows(paths, size.prompts + 1), *_publication_rows(blocks)]
+    published = await _publication(bench, size)
+    return [*_path_rows(paths["times_ms"]), *_load_rows(paths, size.prompts + 1), *publication_rows(published)]
 
 
 def _setup(bench: Workbench, chosen: System) -> EngineSetup:
@@ -152,25 +146,21 @@ def _require_restored(answer: FirstToken) -> None:
         )
 
 
-async def _publication_block(bench: Workbench, size: RestoreSize, order: tuple[str, str]) -> list[dict[str, float]]:
-    """Return decode tokens/s with the shadow off and on, in pairs, of two engines started in this order."""
+async def _publication(bench: Workbench, size: RestoreSize) -> dict[str, Any]:
+    async def measure() -> dict[str, Any]:
+        async with running_engine(_setup(bench, system("coda"))) as engine:
+            await require_features(engine, {Feature.KV_SHADOW})
+            return await measure_publication(engine, size.publication, lambda: _forget_hbm(engine))
 
-    async def measure() -> list[dict[str, float]]:
-        one, other = (_setup(bench, replace(system("coda"), name=name, shadow=name == "on")) for name in order)
-        async with running_engine(one) as first, running_engine(other) as second:
-            await require_features(first if first.system == "on" else second, {Feature.KV_SHADOW})
-            return await alternate((first, second), size.decode, size.decode_repetitions)
-
-    what: dict[str, Any] = {
+    what = {
         "measurement": "publication",
-        "order": list(order),
+        "core": bench.cores[0],
         "shadow_times_hbm": bench.shadow_times_hbm,
-        "repetitions": size.decode_repetitions,
-        "load": [size.decode.requests, size.decode.prompt_tokens, size.decode.output_tokens],
+        **asdict(size.publication),
     }
-    text = f"restore: decode with the shadow {order[0]} and {order[1]}, in turn"
-    block: list[dict[str, float]] = await bench.once(what, text, size.block_expected_s(), measure)
-    return block
+    text = f"restore: decode of new and of published replies, {size.publication.pairs} pairs"
+    published: dict[str, Any] = await bench.once(what, text, size.publication_expected_s(), measure)
+    return published
 
 
 def _path_rows(times: dict[str, list[float]]) -> list[Row]:
@@ -199,17 +189,3 @@ def _load_rows(paths: dict[str, Any], restores: int) -> list[Row]:
         Row("engine", "restore", "restored_bytes", "coda", mb, "MB", reps=restores),
         Row("engine", "restore", "copy_with_checksum", "coda", ms, "ms", reps=restores),
     ]
-
-
-def _publication_rows(blocks: list[list[dict[str, float]]]) -> list[Row]:
-    """Return decode tokens/s as geometric means of the start orders: the order alone is worth a tenth and more."""
-    off, on = (
-        [geometric_mean([block[name] for block in pairs]) for pairs in zip(*blocks, strict=True)]
-        for name in ("off", "on")
-    )
-    ratio = paired_ratio(on, off)
-    return [
-        Row("engine", "restore", "decode_tps", "shadow-off", median(off), "tokens/s", reps=len(off)),
-        Row("engine", "restore", "decode_tps", "shadow-on", median(on), "tokens/s", "shadow-off", ratio.ratio,
-            ratio.low, ratio.high, len(on)),
-    ]  # fmt: skip

@@ -52,12 +52,13 @@ def field_path(location: Iterable[int | str]) -> str:
     return path
 
 
-def describe_validation_error(error: ValidationError, root: str) -> str:
+def describe_validation_error(error: ValidationError, root: str, *, with_values: bool = True) -> str:
     """Return one line for each wrong field: its path, what is allowed, what was given.
 
     Args:
         error: What pydantic raised.
         root: The document's name or path prefix, for example ``spec``; put before every field.
+        with_values: Whether what was given is repeated; not where it may be a secret.
     """
     lines = []
     for item in error.errors(include_url=False):
@@ -67,7 +68,11 @@ def describe_validation_error(error: ValidationError, root: str) -> str:
             continue
         message = item["msg"].removeprefix("Value error, ")
         # Text that is no JSON at all is the whole document, not a field's value.
-        is_shown = item["type"] not in ("missing", "json_invalid") and not isinstance(item.get("input"), dict | list)
+        is_shown = (
+            with_values
+            and item["type"] not in ("missing", "json_invalid")
+            and not isinstance(item.get("input"), dict | list)
+        )
         shown = f" (given: {_shortened(repr(item.get('input')))})" if is_shown else ""
         lines.append(f"{path}: {message[:1].lower()}{message[1:]}{shown}")
     return "\n".join(lines)

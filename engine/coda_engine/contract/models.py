@@ -19,6 +19,34 @@ class AuthoredModel(BaseModel):
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
+    @classmethod
+    def from_plain(cls, document: object, name: str) -> Self:
+        """Return the document in plain values, as YAML or Kubernetes gives them.
+
+        Types are as strict as an API server's: ``"2"`` is no number.
+
+        Args:
+            document: Dictionaries, lists, texts, numbers.
+            name: Put before every field in messages, for example ``spec``.
+
+        Raises:
+            DocumentError: One line for each wrong field: its path, what is allowed, what was given.
+        """
+        # A YAML value that JSON does not have (a date) becomes one that fits no field, so that the field is named.
+        return cls.from_authored_json(json.dumps(document, default=lambda value: [str(value)]), name)
+
+    @classmethod
+    def from_authored_json(cls, data: bytes | str, name: str) -> Self:
+        """Return the document in JSON text; as :meth:`from_plain`.
+
+        Raises:
+            DocumentError: ``data`` is not JSON, or as in :meth:`from_plain`.
+        """
+        try:
+            return cls.model_validate_json(data, strict=True, by_alias=True, by_name=False)
+        except ValidationError as error:
+            raise DocumentError(describe_validation_error(error, name)) from error
+
 
 class ReportedModel(BaseModel):
     """What processes write into Kubernetes objects: camelCase, unknown fields of newer writers ignored."""

@@ -1,16 +1,15 @@
 """The settings document: policy knobs that change on a running engine or router without a restart.
 
 One versioned document (ConfigMap or file at start, PUT on the internal endpoint afterwards); each process reports
-the digest that it runs. The same models are the ``admission`` and ``router.placement`` groups of a CodaCluster,
-so a knob is declared once.
+the digest that it runs. The same models are the ``admission``, ``router.placement`` and ``router.hygiene`` groups of a
+CodaCluster, so a knob is declared once.
 """
 
 from enum import StrEnum
 from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from coda_engine.contract.errors import DocumentError, describe_validation_error
 from coda_engine.contract.interface import FRONTIER_REQUESTS
 from coda_engine.contract.models import AuthoredModel, canonical_digest
 
@@ -166,6 +165,10 @@ class PlacementPolicyName(StrEnum):
 
     CODA = "coda"
     SMETRIC = "smetric"
+    SMETRIC_V2 = "smetric-v2"
+    CACHEWISE_RR = "cachewise-rr"
+    PREFIX_HASH = "prefix-hash"
+    POWER_OF_TWO = "power-of-two"
     LEAST_LOADED = "least-loaded"
     ROUND_ROBIN = "round-robin"
 
@@ -175,16 +178,35 @@ class PlacementSettings(AuthoredModel):
 
     policy: PlacementPolicyName = Field(
         default=PlacementPolicyName.CODA,
-        description="coda (KV affinity within a load bound, then context compatibility at minimum load), "
-        "smetric (its parent policy: home again while that is worth it, else minimum load), least-loaded or "
-        "round-robin.",
+        description="Where a request goes. coda: KV affinity within a load bound, then context compatibility at "
+        "minimum load. smetric: its parent policy, home again while that is worth it, else minimum load. smetric-v2: "
+        "home again while home can answer in time, else least work. cachewise-rr: new sessions in turn, then always "
+        "home. prefix-hash: consistent hashing of sessions with bounded loads. power-of-two: the less loaded of two "
+        "drawn engines. least-loaded, round-robin: neither looks at sessions.",
     )
     overload_bound: float = Field(
         default=2.0,
         ge=1.0,
         le=100.0,
         description="A session leaves its home engine when that engine's load exceeds this multiple of the other "
-        "engines' mean load (smetric: of all engines' mean load).",
+        "engines' mean load (smetric, prefix-hash: of all engines' mean load; smetric-v2: only where an engine has no "
+        "telemetry). The others know no bound.",
+    )
+
+
+class HygieneSettings(AuthoredModel):
+    """What the router keeps out of a prompt's prefix because no two requests share it."""
+
+    billing_line: bool = Field(
+        default=True,
+        description="Take Claude Code's attribution line (x-anthropic-billing-header) from the beginning of the system "
+        "prompt, where it differs between sessions and sub-agents.",
+    )
+    rolling_markers: bool = Field(
+        default=True,
+        description="Keep Claude Code's count-down (<total_tokens>) out of the system prompt: on /v1/messages each "
+        "marker moves to the end of the user's text or tool's result before it; markers at the end of a system prompt, "
+        "where a gateway has put them, are removed.",
     )
 
 
@@ -198,6 +220,7 @@ class Settings(AuthoredModel):
     version: int = Field(default=1, ge=1, le=1)
     admission: AdmissionSettings = AdmissionSettings()
     placement: PlacementSettings = PlacementSettings()
+    hygiene: HygieneSettings = HygieneSettings()
 
     def digest(self) -> str:
         """Return the digest that a process running these settings reports."""
@@ -210,7 +233,4 @@ class Settings(AuthoredModel):
         Raises:
             DocumentError: not JSON, an unknown field or an impossible value; names each field.
         """
-        try:
-            return cls.model_validate_json(data, by_alias=True, by_name=False)
-        except ValidationError as error:
-            raise DocumentError(describe_validation_error(error, "settings")) from error
+        return cls.from_authored_json(data, "settings")

@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from coda_engine.contract.errors import DocumentError
 from coda_engine.contract.interface import DECISIONS_PATH, SETTINGS_PATH
 from coda_engine.contract.settings import MAX_SETTINGS_BYTES, Settings
+from coda_router.auth.keys import ApiKeys
 from coda_router.dispatch import RETRY_AFTER_S, Dispatcher
 from coda_router.live_settings import LiveSettings
 from coda_router.metrics import RouterMetrics
@@ -19,6 +20,7 @@ def make_admin_app(
     dispatcher: Dispatcher,
     settings: LiveSettings,
     metrics: RouterMetrics,
+    keys: ApiKeys,
     *,
     router_id: str,
     internal_token: str | None,
@@ -36,12 +38,12 @@ def make_admin_app(
     async def root() -> dict[str, str]:
         return {"service": "coda-router"}
 
-    @app.get("/healthz")
+    @app.api_route("/healthz", methods=["GET", "HEAD"])
     async def healthz() -> PlainTextResponse:
         return PlainTextResponse("ok")
 
     @app.api_route("/health", methods=["GET", "HEAD"])
-    @app.get("/readyz")
+    @app.api_route("/readyz", methods=["GET", "HEAD"])
     async def readyz() -> Response:
         workers = dispatcher.fleet.workers.values()
         ready = sum(worker.is_healthy for worker in workers)
@@ -64,6 +66,7 @@ def make_admin_app(
             "held_requests": len(dispatcher.holding),
             "sessions": len(dispatcher.sessions),
             "workers": _describe_workers(dispatcher),
+            "api_keys": _describe_keys(keys),
         }
 
     @app.get(DECISIONS_PATH, dependencies=internal)
@@ -99,12 +102,24 @@ def _describe_workers(dispatcher: Dispatcher) -> list[dict[str, object]]:
             "name": worker.name,
             "url": worker.address.url,
             "healthy": worker.is_healthy,
+            "ejected": worker.ejection.is_ejected,
             "instance_id": worker.snapshot.instance_id if worker.snapshot else None,
             "draining": worker.snapshot.draining if worker.snapshot else False,
             "models": sorted(worker.models),
             "in_flight_requests": worker.in_flight_requests,
         }
         for worker in dispatcher.fleet.workers.values()
+    ]
+
+
+def _describe_keys(keys: ApiKeys) -> list[dict[str, object]]:
+    return [
+        {
+            "tenant": account.key.tenant,
+            "in_flight_requests": account.in_flight_requests,
+            "limited_requests": account.limited_requests,
+        }
+        for account in keys.accounts
     ]
 
 

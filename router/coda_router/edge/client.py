@@ -27,6 +27,8 @@ _KEEPALIVE_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000),
 )
 
+_BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
+
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -35,12 +37,21 @@ class Client(Protocol):
 
     is_lost: bool
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client has yet to take much of what was sent."""
+        ...
+
     def watch(self, on_lost: Callable[[], object] | None) -> None:
         """Call ``on_lost`` as soon as the client is gone; None stops watching."""
         ...
 
     def abort(self) -> None:
         """End the connection so that the client cannot take a truncated reply for a whole one."""
+        ...
+
+    def hang_up(self) -> None:
+        """End the connection in the same way, but only after all that was sent."""
         ...
 
 
@@ -57,6 +68,11 @@ class ClientProtocol(HttpToolsProtocol):
     _undelivered_bytes = 0
     _is_in_head = False
     _head_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the client has yet to take much of what was sent."""
+        return self.flow.write_paused
 
     def watch(self, on_lost: Callable[[], object] | None) -> None:
         """Call ``on_lost`` as soon as the client is gone; None stops watching."""
@@ -77,6 +93,12 @@ class ClientProtocol(HttpToolsProtocol):
         if client_socket is not None and client_socket.fileno() >= 0:
             client_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.transport.abort()
+
+    def hang_up(self) -> None:
+        """Close once all that was sent is on its way; the reply's end is not."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
@@ -128,6 +150,10 @@ class ClientProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._undelivered_bytes = 0
         self._end_awaiting_head()
+        if self.parser.should_upgrade() and any(name in _BODY_HEADERS for name, _ in self.headers):
+            # The parser takes what follows for the other protocol, not for a body: it would be lost, or, arriving
+            # on its own, be read as a request. (curl --http2 and Java's client ask for h2c unless told not to.)
+            raise ValueError("a request with a body must not ask for another protocol")
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from coda_router.dispatch import RETRY_AFTER_S
 from coda_router.edge.answers import encoded
-from coda_router.errors import Refusal
+from coda_router.errors import Refusal, unknown_model
 from coda_router.fleet.fleet import Fleet
 
 _LIST_PATH = "/v1/models"
@@ -22,8 +22,31 @@ class ModelCatalog:
         self._fleet = fleet
         self._created = int(started_at_s)
 
-    def answer(self, path: str, method: str) -> bytes:
+    def check_visible(self, model: str | None, visible: frozenset[str] | None) -> None:
+        """Refuse a model that is hidden from a client, in the very words for one that does not exist.
+
+        Args:
+            model: Name that the request asks for; None = none, and an engine would take what it serves.
+            visible: Models that exist for the client; None = all.
+
+        Raises:
+            Refusal: 404; 400 where the request names no model and not all are visible.
+        """
+        if visible is None or model in visible:
+            return
+        served = self._fleet.served_models(visible)
+        if model is None:
+            named = f", one of: {', '.join(served)}" if served else ""
+            raise Refusal(400, "missing_model", f"the request names no model; give its name{named}", param="model")
+        raise unknown_model(model, served)
+
+    def answer(self, path: str, method: str, visible: frozenset[str] | None) -> bytes:
         """Return the JSON for a GET of ``/v1/models`` or ``/v1/models/ID``.
+
+        Args:
+            path: What is asked for.
+            method: HTTP method.
+            visible: Models that exist for the client; None = all.
 
         Raises:
             Refusal: 404 for another path or an unknown model, 405 for another method, 503 while no engine is known.
@@ -35,16 +58,13 @@ class ModelCatalog:
         models = self._models()
         if not models:
             raise Refusal(503, "no_engine", "no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)
+        if visible is not None:
+            models = {name: models[name] for name in models if name in visible}
         if path == _LIST_PATH:
             return encoded({"object": "list", "data": list(models.values())})
         name = path.removeprefix(_LIST_PATH + "/")
         if name not in models:
-            raise Refusal(
-                404,
-                "model_not_found",
-                f"the model {name!r} does not exist here; served: {', '.join(models)}",
-                param="model",
-            )
+            raise unknown_model(name, models)
         return encoded(models[name])
 
     def _models(self) -> Mapping[str, dict[str, object]]:

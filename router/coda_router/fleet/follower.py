@@ -1,6 +1,7 @@
 """Follows one worker: its snapshot stream, its session table, and its health where the stream is silent."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from enum import StrEnum
@@ -25,6 +26,9 @@ RESIDENCY_INTERVAL_S = 1.0
 MODELS_INTERVAL_S = 10.0
 """Time between two requests for the model list of a worker that publishes no snapshots."""
 
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Most bytes read of a worker's session table or model list; a table of 100,000 sessions has about a third of it."""
+
 CODA_RETRY_INTERVAL_S = 10.0
 """Time after which a worker that had no Coda endpoints is asked for them again."""
 
@@ -41,6 +45,9 @@ class StreamEnd(StrEnum):
     CLOSED = "Closed"
 
 
+_NOTHING_TO_OFFER = frozenset({StreamEnd.NOT_CODA, StreamEnd.TOKEN_REFUSED, StreamEnd.UNREADABLE})
+
+
 class Follower:
     """Keeps one :class:`Worker` up to date until cancelled.
 
@@ -48,7 +55,7 @@ class Follower:
         worker: Whom to follow and where to write.
         session: HTTP client, with the internal token in its headers.
         on_change: Called after every snapshot or change of health.
-        on_evicted: Called with the worker and the keys of sessions of which it has nothing left.
+        on_evicted: Called with the worker and the hashes of the keys of sessions of which it has nothing left.
     """
 
     def __init__(
@@ -56,7 +63,7 @@ class Follower:
         worker: Worker,
         session: aiohttp.ClientSession,
         on_change: Callable[[], None],
-        on_evicted: Callable[[Worker, list[str]], None],
+        on_evicted: Callable[[Worker, list[int]], None],
     ) -> None:
         self._worker = worker
         self._session = session
@@ -116,6 +123,9 @@ class Follower:
 
     async def _probe(self) -> None:
         is_healthy = await self._answers_health()
+        if is_healthy and self._last_end in _NOTHING_TO_OFFER:
+            # Without snapshots, its answer to the probe is the only sign that the worker moves on.
+            self._worker.note_progress(asyncio.get_running_loop().time())
         if is_healthy and (self._worker.snapshot is None or not self._worker.models):
             await self._ask_models()
         if self._worker.set_health(is_healthy):
@@ -148,7 +158,7 @@ class Follower:
             async with self._session.get(
                 f"{self._worker.address.url}/v1/models", timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
             ) as reply:
-                document = await reply.json()
+                document = json.loads(await _whole(reply))
                 self._worker.take_models(frozenset(str(model["id"]) for model in document["data"]))
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
             _log.warning("worker %s: its /v1/models cannot be read: %s", self._worker.name, error)
@@ -168,9 +178,23 @@ class Follower:
                 ) as reply:
                     if reply.status != HTTPStatus.OK:
                         continue
-                    delta = SessionDelta.from_json(await reply.read())
+                    delta = SessionDelta.from_json(await _whole(reply))
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
                 continue
             gone = self._worker.take_residency(delta)
             if gone:
                 self._on_evicted(self._worker, gone)
+
+
+async def _whole(reply: aiohttp.ClientResponse) -> bytes:
+    """Return the body of a worker's answer.
+
+    Raises:
+        ValueError: It is longer than any that makes sense.
+    """
+    body = bytearray()
+    async for chunk in reply.content.iter_any():
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise ValueError(f"more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(body)

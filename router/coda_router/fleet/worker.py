@@ -1,11 +1,17 @@
 """What the router knows of one worker."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
 
-from coda_engine.contract.interface import SNAPSHOT_HEARTBEAT_S
+from coda_engine.contract.interface import FRONTIER_REQUESTS, SNAPSHOT_HEARTBEAT_S
 from coda_engine.contract.reasons import Feature
 from coda_engine.contract.snapshot import EngineSnapshot, SessionDelta
 from coda_router.fleet.address import WorkerAddress
+from coda_router.fleet.drain import DrainRate
+from coda_router.fleet.ejection import Ejection
+from coda_router.fleet.residency import Residency
+from coda_router.placement.decoders import NO_DECODERS, DecodeContexts
 from coda_router.placement.observations import WorkerView
 from coda_router.upstream.pool import ConnectionPool
 
@@ -17,29 +23,59 @@ class Worker:
     """One worker: its address and connections, its last snapshot, and what is in flight there.
 
     Times are the event loop's, seconds. Changed only by the event loop's thread.
+
+    Attributes:
+        ejection: Whether it gets no requests for a while.
+        progress_at_s: When its engine was last known to move on.
+
+    Args:
+        address: Where it listens.
+        router_id: This router, as engines attribute requests to it.
+        residency: The fleet's table of resident sessions, which this worker's table goes to; None = one of its own.
+        on_changed: Called with the worker whenever its view may be another one.
     """
 
-    def __init__(self, address: WorkerAddress, router_id: str) -> None:
+    def __init__(
+        self,
+        address: WorkerAddress,
+        router_id: str,
+        residency: Residency | None = None,
+        on_changed: Callable[["Worker"], None] = lambda _: None,
+    ) -> None:
         self.address = address
         self.pool = ConnectionPool(address.host, address.port)
         self.request_line_tail = f" HTTP/1.1\r\nhost: {address.authority}\r\n".encode("ascii")
         self.snapshot: EngineSnapshot | None = None
-        self.is_healthy = False
         self.is_known = False
+        self.ejection = Ejection()
+        self.progress_at_s = float("-inf")
+        self._answers = False
+        self._is_hung = False
         self._router_id = router_id
         self._snapshot_at_s = float("-inf")
+        self._total_requests = 0
+        self._waiting_requests = 0
         self._attributed_requests = 0
         self._in_flight_requests = 0
         self._losses = 0
-        self._resident_tokens: dict[str, int] = {}
+        self._residency = residency if residency is not None else Residency()
         self._residency_version = 0
         self._models: frozenset[str] = frozenset()
+        self._decode_contexts = NO_DECODERS
+        self._drain = DrainRate()
+        self._sent_tokens: deque[int] = deque(maxlen=FRONTIER_REQUESTS)
         self._view: WorkerView | None = None
+        self._on_changed = on_changed
 
     @property
     def name(self) -> str:
         """The worker's name in the fleet."""
         return self.address.name
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it answers, by its snapshot stream or a health probe, and does not hang."""
+        return self._answers and not self._is_hung
 
     @property
     def in_flight_requests(self) -> int:
@@ -61,81 +97,128 @@ class Worker:
         """Instance id and version from which session changes are wanted next."""
         return (self.snapshot.instance_id if self.snapshot else ""), self._residency_version
 
+    @property
+    def telemetry_until_s(self) -> float:
+        """When the worker's telemetry will count as lost unless it says something, seconds."""
+        return self._snapshot_at_s + TELEMETRY_TIMEOUT_S
+
     def has_telemetry(self, now_s: float) -> bool:
         """Return whether the worker's snapshots are fresh."""
         return now_s - self._snapshot_at_s <= TELEMETRY_TIMEOUT_S
 
     def take_snapshot(self, snapshot: EngineSnapshot, now_s: float) -> None:
         """Take what the worker says of itself; another instance id forgets everything resident."""
+        if self.snapshot is None or (self.snapshot.instance_id, self.snapshot.version) != (
+            snapshot.instance_id,
+            snapshot.version,
+        ):
+            # A heartbeat says the same again: that the process lives, not that its engine moves.
+            self.note_progress(now_s)
         if self.snapshot is None or self.snapshot.instance_id != snapshot.instance_id:
-            self._resident_tokens = {}
+            self._residency.forget(self.name)
             self._residency_version = 0
+            self._drain = DrainRate()
+            if self.ejection.is_ejected:
+                self.readmit(now_s)
         self.snapshot = snapshot
         self._snapshot_at_s = now_s
         if len(snapshot.served_models) != len(self._models) or not self._models.issuperset(snapshot.served_models):
             self._models = frozenset(snapshot.served_models)
-        total_requests = snapshot.waiting + snapshot.running
+        self._waiting_requests = snapshot.waiting
+        self._total_requests = total_requests = self._waiting_requests + snapshot.running
         identity = snapshot.capabilities.get(Feature.IDENTITY)
         if identity is not None and identity.enabled:
             self._attributed_requests = snapshot.requests_by_router.get(self._router_id, 0)
         else:
             # Nobody tells whose requests these are: as many as are in flight from here are taken as ours.
             self._attributed_requests = min(total_requests, self._in_flight_requests)
-        self._view = None
+        self._decode_contexts = DecodeContexts(snapshot.decode_context_tokens)
+        self._drain.look(snapshot.pending_prefill_tokens, snapshot.published_at_s)
+        self._changed()
         self.set_health(True)
+        self.view(now_s)  # made here, once for each snapshot, and not while a request waits to be placed
 
     def take_models(self, models: frozenset[str]) -> None:
         """Take the model names of a worker that publishes no snapshots."""
         self._models = models
-        self._view = None
+        self._changed()
 
-    def take_residency(self, delta: SessionDelta) -> list[str]:
-        """Apply a change of the session table; return the keys of sessions of which nothing remains."""
+    def take_residency(self, delta: SessionDelta) -> list[int]:
+        """Apply a change of the session table; return the hashes of the keys of which nothing remains."""
         if self.snapshot is None or delta.instance_id != self.snapshot.instance_id:
             return []
+        tokens = {row.key: row.hbm_tokens for row in delta.sessions}
         if delta.since == 0:
-            gone = list(self._resident_tokens.keys() - {row.key for row in delta.sessions})
-            self._resident_tokens = {}
+            gone = self._residency.replace(self.name, tokens)
         elif delta.since != self._residency_version:
             return []
         else:
-            gone = []
-        gone += delta.removed
-        for key in delta.removed:
-            self._resident_tokens.pop(key, None)
-        for row in delta.sessions:
-            if row.hbm_tokens > 0:
-                self._resident_tokens[row.key] = row.hbm_tokens
-            else:
-                self._resident_tokens.pop(row.key, None)
-                gone.append(row.key)
+            gone = self._residency.update(self.name, tokens, delta.removed)
         self._residency_version = delta.version
         return gone
 
     def resident_tokens(self, key: str) -> int:
         """Return the tokens of a session's prefix in this worker's HBM, as far as it has told."""
-        return self._resident_tokens.get(key, 0)
+        return self._residency.tokens_at(self.name, key)
 
     def set_health(self, is_healthy: bool) -> bool:
         """Record whether the worker answers; return whether that is news."""
-        is_news = not self.is_known or is_healthy != self.is_healthy
-        if self.is_healthy and not is_healthy:
+        is_news = not self.is_known or is_healthy != self._answers
+        if self._answers and not is_healthy:
             self._losses += 1
         self.is_known = True
-        self.is_healthy = is_healthy
+        self._answers = is_healthy
         if is_news:
-            self._view = None
+            self._changed()
         return is_news
 
-    def begin_request(self) -> None:
-        """Count a request that is sent there now."""
+    def note_progress(self, now_s: float) -> None:
+        """Take note that the worker's engine moves on; one that hung is let back in."""
+        self.progress_at_s = now_s
+        if self._is_hung:
+            self.readmit(now_s)
+
+    def mark_hung(self, now_s: float) -> bool:
+        """Take the worker out of service until its engine moves on; return whether that is news."""
+        if self._is_hung:
+            return False
+        self._is_hung = True
+        self.ejection.eject(now_s)
+        self._changed()
+        return True
+
+    def request_failed(self, now_s: float) -> bool:
+        """Count a request of whose reply nothing came; return whether that ejects the worker."""
+        is_ejected_now = self.ejection.failed(now_s)
+        if is_ejected_now:
+            self._changed()
+        return is_ejected_now
+
+    def request_answered(self) -> None:
+        """Count a request of whose reply the first bytes came."""
+        self.ejection.answered()
+
+    def readmit(self, now_s: float) -> None:
+        """Let an ejected or hung worker back in."""
+        self._is_hung = False
+        self.progress_at_s = now_s
+        self.ejection.readmit()
+        self._changed()
+
+    def begin_request(self, new_tokens: int = 0) -> None:
+        """Count a request that is sent there now.
+
+        Args:
+            new_tokens: Estimate of what the worker will have to prefill for it, tokens.
+        """
         self._in_flight_requests += 1
-        self._view = None
+        self._sent_tokens.append(new_tokens)
+        self._changed()
 
     def end_request(self) -> None:
         """Count a request as over."""
         self._in_flight_requests -= 1
-        self._view = None
+        self._changed()
 
     def view(self, now_s: float) -> WorkerView:
         """Return the worker as placement sees it."""
@@ -150,27 +233,32 @@ class Worker:
             return WorkerView(
                 name=self.name,
                 is_healthy=self.is_healthy,
+                is_ejected=self.ejection.is_ejected,
                 has_telemetry=False,
                 models=self._models,
                 in_flight_requests=in_flight,
                 load_requests=in_flight,
             )
         snapshot = self.snapshot
-        others = max(0, snapshot.waiting + snapshot.running - self._attributed_requests)
+        others = max(0, self._total_requests - self._attributed_requests)
         on_their_way = max(0, in_flight - self._attributed_requests)
+        # What was sent last is what the worker has not counted yet.
+        sent_tokens = sum(islice(reversed(self._sent_tokens), on_their_way)) if on_their_way else 0
         return WorkerView(
             name=self.name,
             is_healthy=self.is_healthy,
+            is_ejected=self.ejection.is_ejected,
             is_draining=snapshot.draining,
             has_telemetry=True,
             models=self._models,
             in_flight_requests=in_flight,
             load_requests=others + in_flight,
-            waiting_requests=snapshot.waiting + on_their_way,
-            decode_context_tokens=tuple(snapshot.decode_context_tokens),
+            waiting_requests=self._waiting_requests + on_their_way,
+            pending_prefill_tokens=snapshot.pending_prefill_tokens + sent_tokens,
+            prefill_tokens_per_s=self._drain.tokens_per_s,
+            decode_contexts=self._decode_contexts,
         )
 
-
-def residency_of(workers: Mapping[str, Worker], key: str) -> dict[str, int]:
-    """Return worker name to resident tokens of a session, for the workers that have any of it."""
-    return {name: tokens for name, worker in workers.items() if (tokens := worker.resident_tokens(key)) > 0}
+    def _changed(self) -> None:
+        self._view = None
+        self._on_changed(self)

@@ -1,10 +1,12 @@
 """Stage 5: a session goes where most of its KV is."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coda_router.placement.observations import Narrowed, PlacementRequest, WorkerView
+from coda_router.placement.candidates import Candidates
+from coda_router.placement.home import home_of
+from coda_router.placement.observations import PlacementRequest
 from coda_router.placement.reasons import PlacementReason
+from coda_router.placement.stage import Narrowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,15 +17,14 @@ class KVAffinity:
     request decides: engines publish their session tables about once a second, agents may be faster.
     """
 
-    def narrow(self, request: PlacementRequest, candidates: Sequence[WorkerView]) -> Narrowed:
+    def narrow(self, request: PlacementRequest, candidates: Candidates) -> Narrowed:
         """Return the one worker with the most, or all of them when none has anything."""
-        resident = [w for w in candidates if request.resident_tokens.get(w.name, 0) > 0]
-        recent = next((w for w in candidates if w.name == request.recent_worker), None)
-        if resident:
-            longest_tokens = max(request.resident_tokens[w.name] for w in resident)
-            best = [w for w in resident if request.resident_tokens[w.name] == longest_tokens]
-            chosen = recent if recent in best else best[request.rotation % len(best)]
-            return Narrowed((chosen,), PlacementReason.KV_RESIDENT, is_final=True)
-        if recent is not None:
-            return Narrowed((recent,), PlacementReason.RECENT_PLACEMENT, is_final=True)
-        return Narrowed(candidates, PlacementReason.HOME_LOST if request.had_home else PlacementReason.NEW_SESSION)
+        resident = {
+            name: tokens for name, tokens in request.resident_tokens.items() if tokens > 0 and candidates.has(name)
+        }
+        recent = request.recent_worker if candidates.has(request.recent_worker) else None
+        position = candidates.position(home_of(resident, recent, request.session_hash))
+        if position is None:
+            return Narrowed(candidates, PlacementReason.HOME_LOST if request.had_home else PlacementReason.NEW_SESSION)
+        reason = PlacementReason.KV_RESIDENT if resident else PlacementReason.RECENT_PLACEMENT
+        return Narrowed(Candidates((candidates[position],)), reason, is_final=True)

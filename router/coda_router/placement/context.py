@@ -1,42 +1,50 @@
 """Stage 7: among equally loaded workers, the one whose decoding contexts are most like the request's."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2
 
-from coda_router.placement.load import comparable_loads
-from coda_router.placement.observations import Narrowed, PlacementRequest, WorkerView
+from coda_router.placement.candidates import Candidates
+from coda_router.placement.decoders import log2_tokens
+from coda_router.placement.load import least_loaded
+from coda_router.placement.observations import PlacementRequest, WorkerView
 from coda_router.placement.reasons import PlacementReason
+from coda_router.placement.stage import Narrowed
 
-
-def context_distance(decode_context_tokens: Sequence[int], context_tokens: int) -> float:
-    """Return the mean absolute log2 ratio of active contexts to the arriving one, dimensionless (eq. 8).
-
-    An empty population has distance 0: a worker that decodes nothing mixes no contexts.
-    """
-    if not decode_context_tokens:
-        return 0.0
-    arriving = log2(max(context_tokens, 1))
-    return sum(abs(log2(max(tokens, 1)) - arriving) for tokens in decode_context_tokens) / len(decode_context_tokens)
+_ROUNDING = 1e-9
+"""More than what rounding can make of two ways to compute one distance."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextDistance:
     """Decides by eq. 8; without telemetry or decoders it keeps the parent policy's minimum load."""
 
-    def narrow(self, request: PlacementRequest, candidates: Sequence[WorkerView]) -> Narrowed:
+    def narrow(self, request: PlacementRequest, candidates: Candidates) -> Narrowed:
         """Return the workers of the smallest distance, of them the least loaded."""
-        if not all(w.has_telemetry for w in candidates):
-            return self._least_loaded(candidates, PlacementReason.NO_TELEMETRY)
-        if not any(w.decode_context_tokens for w in candidates):
-            return self._least_loaded(candidates, PlacementReason.NO_DECODERS)
-        distances = [context_distance(w.decode_context_tokens, request.context_tokens) for w in candidates]
-        nearest = min(distances)
-        best = [w for w, distance in zip(candidates, distances, strict=True) if distance == nearest]
-        return self._least_loaded(best, PlacementReason.CONTEXT_DISTANCE)
+        if candidates.silent:
+            return Narrowed(least_loaded(candidates), PlacementReason.NO_TELEMETRY, is_final=True)
+        if not any(w.decode_contexts.tokens for w in candidates):
+            return Narrowed(least_loaded(candidates), PlacementReason.NO_DECODERS, is_final=True)
+        nearest = candidates.only(_nearest(candidates, log2_tokens(request.context_tokens)))
+        if len(nearest) > 1:
+            nearest = least_loaded(nearest)
+        return Narrowed(nearest, PlacementReason.CONTEXT_DISTANCE, is_final=True)
 
-    @staticmethod
-    def _least_loaded(candidates: Sequence[WorkerView], reason: PlacementReason) -> Narrowed:
-        loads = comparable_loads(candidates)
-        least = [w for w, load in zip(candidates, loads, strict=True) if load == min(loads)]
-        return Narrowed(least, reason, is_final=True)
+
+def _nearest(candidates: Candidates, arriving_log2: float) -> list[WorkerView]:
+    """Return the workers at the smallest distance.
+
+    No distance is below that to the population's mean, nor below the population's own least: most workers of a
+    large fleet need no closer look.
+    """
+    at_least = [
+        far if (far := abs(mean_log2 - arriving_log2) * weight) > least else least
+        for w in candidates
+        for mean_log2, weight, least in (w.decode_contexts.bounds,)
+    ]
+    best = candidates[at_least.index(min(at_least))].decode_contexts.distance_to(arriving_log2) + _ROUNDING
+    looked_at = [
+        (w.decode_contexts.distance_to(arriving_log2), w)
+        for w, least in zip(candidates, at_least, strict=True)
+        if least <= best
+    ]
+    nearest = min([distance for distance, _ in looked_at])
+    return [w for distance, w in looked_at if distance == nearest]

@@ -1,21 +1,20 @@
-"""Stage 6: minimum load, and how loads are made comparable."""
+"""Stage 6: minimum load."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coda_router.placement.observations import Narrowed, PlacementRequest, WorkerView
+from coda_router.placement.candidates import Candidates
+from coda_router.placement.observations import PlacementRequest
 from coda_router.placement.reasons import PlacementReason
+from coda_router.placement.stage import Narrowed
 
 
-def comparable_loads(candidates: Sequence[WorkerView]) -> list[int]:
-    """Return each worker's load, requests, in one measure for all.
-
-    As soon as one of them has no telemetry, every load is what this router has in flight: comparing an
-    engine's total with a router's part would send everything to the worker that nobody knows anything about.
-    """
-    if all(w.has_telemetry for w in candidates):
-        return [w.load_requests for w in candidates]
-    return [w.in_flight_requests for w in candidates]
+def least_loaded(candidates: Candidates, band_requests: int = 0) -> Candidates:
+    """Return the workers whose load is the minimum, or at most ``band_requests`` above it."""
+    loads = candidates.loads
+    limit = min(loads) + band_requests
+    if max(loads) <= limit:
+        return candidates
+    return candidates.only([w for w, load in zip(candidates, loads, strict=True) if load <= limit])
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +28,11 @@ class MinimumLoad:
 
     band_requests: int = 0
 
-    def narrow(self, request: PlacementRequest, candidates: Sequence[WorkerView]) -> Narrowed:
+    def narrow(self, request: PlacementRequest, candidates: Candidates) -> Narrowed:
         """Return the least loaded workers."""
         if len(candidates) == 1:
             return Narrowed(candidates, PlacementReason.ONLY_CANDIDATE, is_final=True)
-        loads = comparable_loads(candidates)
-        limit = min(loads) + self.band_requests
-        least = [w for w, load in zip(candidates, loads, strict=True) if load <= limit]
+        least = least_loaded(candidates, self.band_requests)
         if self.band_requests == 0 or len(least) == 1:
             return Narrowed(least, PlacementReason.LEAST_LOADED, is_final=True)
         return Narrowed(least, PlacementReason.LOAD_BAND)

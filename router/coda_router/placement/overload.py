@@ -1,11 +1,11 @@
 """Stage 4: a session leaves its home when that is loaded beyond a multiple of the mean."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coda_router.placement.load import comparable_loads
-from coda_router.placement.observations import Narrowed, PlacementRequest, WorkerView
+from coda_router.placement.candidates import Candidates
+from coda_router.placement.observations import PlacementRequest
 from coda_router.placement.reasons import PlacementReason
+from coda_router.placement.stage import Narrowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +23,19 @@ class WithinLoadBound:
     overload_bound: float
     floor_requests: float = 1.0
 
-    def narrow(self, request: PlacementRequest, candidates: Sequence[WorkerView]) -> Narrowed:
+    def narrow(self, request: PlacementRequest, candidates: Candidates) -> Narrowed:
         """Return the workers that are not overloaded; never none."""
         if len(candidates) == 1:
             return Narrowed(candidates, PlacementReason.WITHIN_BOUND)
-        loads = comparable_loads(candidates)
-        total, others = sum(loads), len(loads) - 1
-        within = [
-            w
-            for w, load in zip(candidates, loads, strict=True)
-            if load <= self.overload_bound * max((total - load) / others, self.floor_requests)
-        ]
-        if len(within) == len(candidates):
+        loads = candidates.loads
+        most = self._most_requests(sum(loads), len(loads) - 1)
+        if max(loads) <= most:
             return Narrowed(candidates, PlacementReason.WITHIN_BOUND)
-        home = request.home
-        left_home = any(w.name == home for w in candidates) and all(w.name != home for w in within)
+        within = candidates.only([w for w, load in zip(candidates, loads, strict=True) if load <= most])
+        left_home = candidates.has(request.home) and not within.has(request.home)
         return Narrowed(within, PlacementReason.HOME_OVERLOADED if left_home else PlacementReason.OVERLOADED_REMOVED)
+
+    def _most_requests(self, total: int, others: int) -> float:
+        """Return the largest load within the bound: ``load <= bound * (total - load) / others``, solved for it."""
+        bound = self.overload_bound
+        return max(bound * total / (others + bound), bound * self.floor_requests)

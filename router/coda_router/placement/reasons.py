@@ -12,6 +12,7 @@ class PlacementReason(StrEnum):
     HOME_UNFIT = "HomeUnfit"
     NO_WORKERS = "NoWorkers"
     NONE_HEALTHY = "NoneHealthy"
+    ALL_EJECTED = "AllEjected"
     ALL_DRAINING = "AllDraining"
     ALL_TRIED = "AllTried"
 
@@ -35,6 +36,7 @@ class PlacementReason(StrEnum):
     NEW_SESSION = "NewSession"
     HOME_LOST = "HomeLost"
     HIT_TOO_SMALL = "HitTooSmall"
+    HOME_TOO_SLOW = "HomeTooSlow"
 
     # Load and context.
     ONLY_CANDIDATE = "OnlyCandidate"
@@ -43,4 +45,18 @@ class PlacementReason(StrEnum):
     CONTEXT_DISTANCE = "ContextDistance"
     NO_TELEMETRY = "NoTelemetry"
     NO_DECODERS = "NoDecoders"
+    LEAST_WORK = "LeastWork"
     ROUND_ROBIN = "RoundRobin"
+    POWER_OF_TWO = "PowerOfTwo"
+
+    # Consistent hashing.
+    HASH_OWNER = "HashOwner"
+    HASH_OWNER_FULL = "HashOwnerFull"
+
+    # The engine that holds a stored response.
+    HOLDS_RESPONSE = "HoldsResponse"
+    RESPONSE_LOST = "ResponseLost"
+
+    # The router's own queue, where no engine could take the request.
+    QUEUE_FULL = "QueueFull"
+    QUEUE_TIMEOUT = "QueueTimeout"

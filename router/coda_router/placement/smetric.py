@@ -1,11 +1,11 @@
 """SMetric's gate (arXiv 2607.08565, first version): a session goes home again while that is worth it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coda_router.placement.load import comparable_loads
-from coda_router.placement.observations import Narrowed, PlacementRequest, WorkerView
+from coda_router.placement.candidates import Candidates
+from coda_router.placement.observations import PlacementRequest
 from coda_router.placement.reasons import PlacementReason
+from coda_router.placement.stage import Narrowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +21,18 @@ class WorthReturning:
     overload_bound: float
     min_hit_ratio: float = 0.5
 
-    def narrow(self, request: PlacementRequest, candidates: Sequence[WorkerView]) -> Narrowed:
+    def narrow(self, request: PlacementRequest, candidates: Candidates) -> Narrowed:
         """Return home alone, or all candidates with the reason against it."""
-        home = next((worker for worker in candidates if worker.name == request.home), None)
-        if home is None:
+        position = candidates.position(request.home)
+        if position is None:
             return Narrowed(candidates, PlacementReason.HOME_LOST if request.had_home else PlacementReason.NEW_SESSION)
-        loads = comparable_loads(candidates)
-        if loads[candidates.index(home)] > self.overload_bound * sum(loads) / len(loads):
+        loads = candidates.loads
+        if loads[position] > self.overload_bound * sum(loads) / len(loads):
             return Narrowed(candidates, PlacementReason.HOME_OVERLOADED)
+        home = candidates[position]
         resident_tokens = request.resident_tokens.get(home.name)
         if resident_tokens is None:
-            return Narrowed((home,), PlacementReason.RECENT_PLACEMENT, is_final=True)
+            return Narrowed(Candidates((home,)), PlacementReason.RECENT_PLACEMENT, is_final=True)
         if resident_tokens < self.min_hit_ratio * request.history_tokens:
             return Narrowed(candidates, PlacementReason.HIT_TOO_SMALL)
-        return Narrowed((home,), PlacementReason.KV_RESIDENT, is_final=True)
+        return Narrowed(Candidates((home,)), PlacementReason.KV_RESIDENT, is_final=True)

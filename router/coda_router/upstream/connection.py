@@ -12,9 +12,13 @@ from typing import cast
 import httptools
 
 from coda_router.errors import WorkerLostError
+from coda_router.faults import EngineFault
 
 PAUSE_READING_BYTES = 256 * 1024
 """Unread reply bytes at which reading from the worker stops until the client has taken them."""
+
+MAX_BODYLESS_BYTES = 64 * 1024
+"""Most bytes that may come without any byte of a body: heads, interim replies, framing, trailers."""
 
 _KEEPALIVE_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -38,6 +42,18 @@ class ReplyHead:
 
     status: int
     headers: list[tuple[bytes, bytes]]
+
+    def value(self, name: bytes) -> bytes | None:
+        """Return a header's value, the first one if there are several; None without."""
+        for other, value in self.headers:
+            if other == name:
+                return value
+        return None
+
+    @property
+    def content_type(self) -> bytes:
+        """The media type in lower case, without parameters; empty without."""
+        return (self.value(b"content-type") or b"").partition(b";")[0].strip().lower()
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -67,6 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep_alive = False
         self._chunks: list[bytes] = []
         self._unread_bytes = 0
+        self._bodyless_bytes = 0
         self._error: WorkerLostError | None = None
 
     @property
@@ -79,10 +96,20 @@ class UpstreamConnection(asyncio.Protocol):
         """Whether the last reply ended completely and another request may follow on this connection."""
         return self._is_complete and self._keep_alive and not self._is_closed and not self._chunks
 
+    @property
+    def said_too_much(self) -> bool:
+        """Whether bytes came that belong to no reply; the one before them is good, the connection is not."""
+        return self._is_out_of_step
+
+    @property
+    def waiter(self) -> asyncio.Future[None] | None:
+        """What the reader waits for, another one after every receipt; None while it waits for nothing."""
+        return self._waiter
+
     def send(self, head: bytes, body: bytes) -> None:
         """Send one request; ``head`` ends with the empty line."""
         if self._transport is None or self._is_closed:
-            raise WorkerLostError("connection was closed while idle", was_reused=True)
+            raise WorkerLostError(EngineFault.CLOSED, "connection was closed while idle", was_reused=True)
         self._reset()
         self._is_idle = False
         self._exchanges += 1
@@ -95,13 +122,15 @@ class UpstreamConnection(asyncio.Protocol):
         keeps the request free to move to another engine for as long as nothing of it was seen.
 
         Raises:
-            WorkerLostError: The connection ended, or spoke something else than HTTP, before that.
+            WorkerLostError: The connection ended, or spoke something else than HTTP, before or together with that.
         """
-        while not (self._chunks or self._is_complete):
+        while True:
             if self._error is not None:
+                # Also with a piece of the body at hand: nobody has seen it, so another engine can still answer.
                 raise self._error
+            if self._chunks or self._is_complete:
+                return ReplyHead(self._status, self._headers)
             await self._wait()
-        return ReplyHead(self._status, self._headers)
 
     async def read(self) -> tuple[bytes, bool]:
         """Return what has arrived of the body since the last call, and whether more will follow.
@@ -117,6 +146,7 @@ class UpstreamConnection(asyncio.Protocol):
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         self._chunks = []
         self._unread_bytes = 0
+        self._bodyless_bytes = 0
         if self._is_paused and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
@@ -127,6 +157,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_closed = True
         if self._transport is not None:
             self._transport.abort()
+
+    def lose(self, fault: EngineFault, message: str) -> None:
+        """Close at once and end the exchange as lost."""
+        self.abort()
+        self._fail(fault, message)
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
@@ -139,9 +174,10 @@ class UpstreamConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, fault: EngineFault, message: str) -> None:
         if self._error is None and not self._is_complete:
-            self._error = WorkerLostError(message, was_reused=self._exchanges > 1 and self._status == 0)
+            was_reused = fault is EngineFault.CLOSED and self._exchanges > 1 and self._status == 0
+            self._error = WorkerLostError(fault, message, was_reused=was_reused)
         self._wake()
 
     # asyncio.Protocol
@@ -158,14 +194,20 @@ class UpstreamConnection(asyncio.Protocol):
         """Parse what arrived and wake the reader."""
         if self._is_idle:
             # Nothing was asked: whatever this is belongs to no request of ours.
+            self._is_out_of_step = True
             self.abort()
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.abort()
-            self._fail(f"the worker's reply is not HTTP/1.1: {error}")
+            self._is_out_of_step = self._is_complete
+            self.lose(EngineFault.NOT_HTTP, f"the worker's reply is not HTTP/1.1: {error}")
             return
+        if not self._chunks:
+            self._bodyless_bytes += len(data)
+            if self._bodyless_bytes > MAX_BODYLESS_BYTES:
+                self.lose(EngineFault.NO_BODY, f"the worker sent {self._bodyless_bytes} bytes and no body")
+                return
         if self._unread_bytes > PAUSE_READING_BYTES and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
@@ -178,7 +220,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._is_complete = True
             self._wake()
             return
-        self._fail(f"the worker closed the connection{f' ({exc})' if exc else ''}")
+        self._fail(EngineFault.CLOSED, f"the worker closed the connection{f' ({exc})' if exc else ''}")
 
     # httptools callbacks
 
@@ -189,8 +231,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header."""
-        if self._is_out_of_step:
+        """Collect a header of the reply's head; a trailer is none."""
+        if self._is_out_of_step or self._status:
             return
         name = name.lower()
         if name in {b"content-length", b"transfer-encoding"}:
@@ -202,10 +244,13 @@ class UpstreamConnection(asyncio.Protocol):
         if self._is_out_of_step:
             return
         status = self._parser.get_status_code()
-        if status < 200:
+        if 100 <= status < 200:
             self._headers = []
+            self._is_framed = False
             return
         self._status = status
+        if not 200 <= status < 600:
+            self.lose(EngineFault.STATUS, f"the worker's reply has the status {status}")
 
     def on_body(self, body: bytes) -> None:
         """Collect a piece of the body."""

@@ -2,8 +2,11 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
+from weakref import WeakSet
 
 from coda_router.errors import WorkerLostError
+from coda_router.faults import EngineFault
 from coda_router.upstream.connection import UpstreamConnection
 
 CONNECT_TIMEOUT_S = 3.0
@@ -23,6 +26,12 @@ class ConnectionPool:
         self._host = host
         self._port = port
         self._idle: deque[tuple[float, UpstreamConnection]] = deque()
+        self._connections: WeakSet[UpstreamConnection] = WeakSet()
+
+    @property
+    def connections(self) -> Iterable[UpstreamConnection]:
+        """The connections that were made and may still be in use, idle ones included."""
+        return self._connections
 
     def take_idle(self) -> UpstreamConnection | None:
         """Return an open connection that was used a moment ago, or None."""
@@ -45,9 +54,12 @@ class ConnectionPool:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, connection = await loop.create_connection(lambda: UpstreamConnection(loop), self._host, self._port)
         except TimeoutError as error:
-            raise WorkerLostError(f"no connection to {self._host}:{self._port} in {CONNECT_TIMEOUT_S:g} s") from error
+            message = f"no connection to {self._host}:{self._port} in {CONNECT_TIMEOUT_S:g} s"
+            raise WorkerLostError(EngineFault.UNREACHABLE, message) from error
         except OSError as error:
-            raise WorkerLostError(f"no connection to {self._host}:{self._port}: {error}") from error
+            message = f"no connection to {self._host}:{self._port}: {error}"
+            raise WorkerLostError(EngineFault.UNREACHABLE, message) from error
+        self._connections.add(connection)
         return connection
 
     def give_back(self, connection: UpstreamConnection) -> None:

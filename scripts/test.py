@@ -88,7 +88,7 @@ def main(names: Sequence[str]) -> int:
 def all_suites(*, long: bool) -> list[Suite]:
     """Return every suite, in the order that finds faults soonest."""
     pytest = (PYTHON, "-m", "pytest", "-q", "--durations=5")
-    side_by_side = (*pytest, "-n", "2", "--dist", "loadfile")
+    side_by_side = (*pytest, "-n", "3", "--dist", "loadfile")
     bench = (PYTHON, "-m", "coda_cli", "bench")
     size = "--full" if long else "--quick"
     cases = ("--case", "m3,restore,idle,selection")
@@ -115,7 +115,7 @@ def all_suites(*, long: bool) -> list[Suite]:
         ),
         Suite(
             "stress",
-            "kills, flipped bits and random sequences against the shadow store",
+            "kills, flipped bits, faulty engines, hostile clients, random sequences",
             ((*side_by_side, "-m", "stress and not vllm and not cluster and not gpu"),),
         ),
         Suite(

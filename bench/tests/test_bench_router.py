@@ -44,6 +44,7 @@ def test_added_latency_is_the_difference_to_direct_requests_of_the_same_repetiti
     assert ("direct", "rss_mb") not in rows
 
 
+@pytest.mark.stress
 def test_a_short_real_run_gives_figures_without_errors():
     cases = [Case(2048, 4, AGENT), Case(131_072, 4, SATURATED)]
     samples = measure(cases, [DIRECT, coda()], repetitions=1, duration_s=0.6, tell=lambda line: None)

@@ -9,6 +9,8 @@ from shadow_harness import FILLER, LAYOUT, bytes_of, chain_keys, open_index, ope
 
 from coda_engine.shadow.records import RECORD_BYTES
 
+pytestmark = pytest.mark.stress
+
 
 def sync_until(index, condition):
     deadline_s = time.monotonic() + 20

@@ -26,6 +26,8 @@ from coda_router.fleet.ejection import Ejection, EjectionPolicy
 from coda_router.fleet.worker import TELEMETRY_TIMEOUT_S, Worker
 from coda_router.holding import HoldingLimits
 
+pytestmark = pytest.mark.stress
+
 CHAT = "/v1/chat/completions"
 STREAM_BODY = json.dumps(json.loads(chat_body()) | {"stream": True}).encode()
 OK = b"HTTP/1.1 200 OK\r\n"

@@ -24,6 +24,8 @@ from scripted_worker import (
 
 from coda_router.edge.protocols import ENDPOINTS
 
+pytestmark = pytest.mark.stress
+
 CASES = 20_000 if os.environ.get("CODA_TEST_LONG") else 2_500
 AT_ONCE = 8
 HANG_S = 30.0

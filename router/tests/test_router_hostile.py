@@ -16,6 +16,8 @@ from test_router_process import listening_port, start
 from coda_router.edge import body
 from coda_router.logs import OneLineFormatter
 
+pytestmark = pytest.mark.stress
+
 CHAT = "/v1/chat/completions"
 BODY = chat_body()
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: r\r\n\r\n"

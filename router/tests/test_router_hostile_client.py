@@ -18,6 +18,8 @@ from coda_engine.contract.identity import Identity, pack, unpack
 from coda_router.edge.protocols import ENDPOINTS
 from coda_router.envelope import ENGINE_CONTROL_FIELDS
 
+pytestmark = pytest.mark.stress
+
 KEY = "key-of-mallory"
 MARKER = "hostile-value"
 

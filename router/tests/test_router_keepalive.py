@@ -24,6 +24,8 @@ from coda_router.edge.events import KEEP_ALIVE_S, ends_event
 from coda_router.edge.keepalive import LOOKS_PER_PERIOD
 from coda_router.holding import HoldingLimits
 
+pytestmark = pytest.mark.stress
+
 PERIOD_S = 0.2
 COMMENT = b": keep-alive\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'

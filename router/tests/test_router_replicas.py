@@ -20,6 +20,8 @@ from coda_router.identity import Session, SessionSource
 from coda_router.live_settings import LiveSettings
 from coda_router.sessions import SessionMap
 
+pytestmark = pytest.mark.stress
+
 ENGINES = 4
 SESSIONS = 60
 DURATION_S = 400.0  # about 90 turns a session, the mean of recorded coding agents

@@ -16,9 +16,10 @@ from coda_router.auth.documents import KeyDocument, hashed, new_key
 def key(
     tenant: str | None, models: Sequence[str], requests_per_minute: int | None, max_concurrent_requests: int | None
 ) -> None:
-    """Print a new API key, and on the next line its document.
+    """Print the document of a new API key, and on standard error the key itself.
 
-    The document holds only the key's hash: keep the key, it is not shown again.
+    So ``coda key > keys/alice`` writes what the router takes. The document holds only the key's hash: keep the key, it
+    is not shown again.
     """
     secret = new_key()
     fields = {
@@ -30,5 +31,5 @@ def key(
     }
     document = json.dumps({name: value for name, value in fields.items() if value is not None})
     KeyDocument.parse(document.encode())  # refuses here what the router would refuse
-    click.echo(secret)
+    click.echo(secret, err=True)
     click.echo(document)

@@ -25,6 +25,11 @@ WRONG_FIELDS = [
     ("spec.engine.kvCacheSize", "lots", "spec.engine.kvCacheSize"),
     ("spec.engine.gpus", 1, "gpus and gpuProduct are for device cuda"),
     ("spec.engine.extraArgs", ["--scheduler-cls", "x.Y"], "--scheduler-cls belongs to Coda"),
+    (
+        "spec.engine.podTemplate",
+        {"template": {}},
+        "spec.engine.podTemplate.template: unknown field; a pod template has metadata and spec",
+    ),
     ("spec.admission.state.policy", "lifo", "spec.admission.state.policy"),
     ("spec.admission.state.tauMs", -5, "spec.admission.state.tauMs"),
     ("spec.admission.execution.minCohort", 3, "set minCohort <= 2 or minRequests >= 6"),

@@ -136,7 +136,9 @@ def _secrets_to_create(observed: Observed, cluster: Cluster, mint: Callable[[], 
 
 def _doomed(observed: Observed, cluster: Cluster, state: ProfileState, applied: Sequence[Ref]) -> list[Doomed]:
     """Return this cluster's objects that are not wanted any more."""
-    kept = {*applied, Ref("Secret", cluster.child_name("internal")), Ref("Secret", cluster.api_key_secret)}
+    kept = {*applied, Ref("Secret", cluster.child_name("internal"))}
+    # Clients hold the generated key: naming another Secret, or misspelling one, must not make it worthless for ever.
+    kept |= {Ref("Secret", cluster.api_key_secret), Ref("Secret", cluster.generated_api_key_secret)}
     if not state.engines_may_start:
         # Engines of an earlier specification go on serving until the new one is measured.
         kept |= {Ref("Deployment", cluster.child_name("engine")), Ref("ConfigMap", cluster.child_name("profile"))}

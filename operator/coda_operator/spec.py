@@ -8,7 +8,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from coda_engine.contract.models import AuthoredModel
 from coda_engine.contract.owned_args import owned_argument_problems
@@ -36,14 +36,18 @@ NAME_RULE = (
 _QUANTITY = re.compile(r"^([0-9]+)(k|M|G|T|Ki|Mi|Gi|Ti)?$")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
+
+def _is_quantity(text: str) -> str:
+    if _QUANTITY.match(text) is None:
+        raise ValueError("must be a whole number with k, M, G, T, Ki, Mi, Gi, Ti or nothing after it, for example 8Gi")
+    return text
+
+
 Quantity = Annotated[
     str,
     BeforeValidator(lambda value: str(value) if isinstance(value, int) and not isinstance(value, bool) else value),
-    Field(
-        pattern=_QUANTITY.pattern,
-        # pydantic leaves the pattern out of the schema of a value that a validator may change first.
-        json_schema_extra={"x-kubernetes-int-or-string": True, "pattern": _QUANTITY.pattern},
-    ),
+    AfterValidator(_is_quantity),
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True, "pattern": _QUANTITY.pattern}),
 ]
 """Bytes as Kubernetes writes them: ``200M``, ``24Gi`` or a plain number."""
 
@@ -244,7 +248,8 @@ class RouterSpec(AuthoredModel):
         default=None,
         max_length=253,
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
-        description="Secret of API keys: each entry's name is a tenant, its value the key; default: one is made.",
+        description="Secret of API keys: each entry is a key (its name is then the tenant) or a JSON document of one. "
+        "Default: one with a single key is made, which stays when another is named.",
     )
     placement: PlacementSettings = PlacementSettings()
     hygiene: HygieneSettings = HygieneSettings()

@@ -67,6 +67,21 @@ def test_the_engine_is_told_the_key_that_it_was_started_for():
     assert SpecKey.model_validate(json.loads(process.env[ENV_SPEC_KEY])).model == "/models/m"
 
 
+def test_no_extra_argument_can_contradict_a_field_of_the_specification():
+    model = {
+        "source": {"hub": "org/m"}, "revision": "abc", "dtype": "float16", "kvCacheDtype": "fp8", "quantization": "awq",
+        "maxContextTokens": 4096, "toolParser": "hermes",
+    }  # fmt: skip
+    argv = engine(model, gpus=2, kvCacheSize="1Gi", maxRunning=4, maxBatchedTokens=4096).argv
+    switches = {
+        "--enable-prefix-caching",
+        "--enable-auto-tool-choice",
+        "--disable-uvicorn-access-log",
+        "--shutdown-timeout",
+    }
+    assert {argument for argument in argv if argument.startswith("--")} - switches <= OWNED_ARGUMENTS.keys()
+
+
 @pytest.mark.parametrize("argument", ["--model", "--port", "--host", "--served-model-name"])
 def test_arguments_that_coda_sets_are_refused_in_extra_args(argument):
     assert argument in engine(device="cpu").argv

@@ -76,12 +76,16 @@ def test_secrets_are_made_once():
     assert again.create == []
 
 
-def test_a_named_api_key_secret_replaces_the_generated_one():
+def test_a_named_api_key_secret_replaces_the_generated_one_which_is_there_to_come_back_to():
     before = observed()
     cluster = cluster_of(router={"apiKeySecret": "mine"})
-    plan = decided(observed(cluster, live=live_after(decided(before), before)))
-    assert deleted(plan) == {"Secret demo-api-key"}
+    named = observed(cluster, live=live_after(decided(before), before))
+    plan = decided(named)
+    assert deleted(plan) == set()
     assert plan.status.api_key_secret == "mine"
+    back = decided(observed(live=live_after(plan, named)))
+    assert back.create == []
+    assert back.status.api_key_secret == "demo-api-key"
 
 
 def test_a_named_api_key_secret_that_is_missing_is_said():

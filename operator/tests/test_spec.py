@@ -25,7 +25,19 @@ def parse(**spec):
         ({"admission": {"state": {"reserveForOldest": "yes"}}}, r"spec\.admission\.state\.reserveForOldest: .*boolean"),
         ({"engine": {"device": "tpu"}}, r"spec\.engine\.device: .*'cpu' or 'cuda' \(given: 'tpu'\)"),
         ({"engine": {"device": "cpu", "gpus": 2}}, r"spec\.engine: gpus and gpuProduct are for device cuda"),
-        ({"engine": {"kvCacheSize": "lots"}}, r"spec\.engine\.kvCacheSize: "),
+        (
+            {"engine": {"kvCacheSize": "lots"}},
+            r"spec\.engine\.kvCacheSize: must be a whole number with .* \(given: 'lots'\)",
+        ),
+        ({"engine": {"memory": "1.5Gi"}}, r"spec\.engine\.memory: must be a whole number .*for example 8Gi"),
+        (
+            {"engine": {"extraArgs": ["--dtype=float16"]}},
+            r"spec\.engine\.extraArgs: --dtype belongs to Coda: use spec\.model\.dtype",
+        ),
+        (
+            {"engine": {"extraArgs": ["--gpu-memory-utilization 0.9"]}},
+            r"extraArgs: .* give its name and its value as two items",
+        ),
         ({"engine": {"extraArgs": ["--port", "1"]}}, r"spec\.engine\.extraArgs: --port belongs to Coda"),
         ({"admission": {"state": {"tauMs": -5}}}, r"spec\.admission\.state\.tauMs: .*\(given: -5\)"),
         ({"admission": {"execution": {"minRequests": 4, "minCohort": 3}}}, r"spec\.admission\.execution: minCohort 3"),

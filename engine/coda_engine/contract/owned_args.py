@@ -7,6 +7,17 @@ _ONE_WORKER = "one engine process is one Coda worker: use spec.engine.replicas"
 OWNED_ARGUMENTS: dict[str, str] = {
     "--model": "use spec.model",
     "--served-model-name": "use spec.model.servedNames",
+    "--revision": "use spec.model.revision",
+    "--dtype": "use spec.model.dtype",
+    "--kv-cache-dtype": "use spec.model.kvCacheDtype",
+    "--quantization": "use spec.model.quantization",
+    "--max-model-len": "use spec.model.maxContextTokens",
+    "--tool-call-parser": "use spec.model.toolParser",
+    "--max-num-seqs": "use spec.engine.maxRunning",
+    "--max-num-batched-tokens": "use spec.engine.maxBatchedTokens",
+    "--kv-cache-memory-bytes": "use spec.engine.kvCacheSize",
+    "--enable-lora": "requests for an adapter's name would reach no engine yet",
+    "--lora-modules": "requests for an adapter's name would reach no engine yet",
     "--host": "Coda binds the engine's address",
     "--port": "Coda binds the engine's port",
     "--uds": "Coda binds the engine's address",
@@ -52,6 +63,7 @@ OWNED_ARGUMENTS: dict[str, str] = {
 """Argument to the reason it is Coda's, or the field to use instead."""
 
 _SHORT_FORMS = {
+    "-q": "--quantization",
     "-dp": "--data-parallel-size",
     "-dpl": "--data-parallel-size-local",
     "-dpn": "--data-parallel-rank",
@@ -81,6 +93,9 @@ def owned_argument_problems(extra_args: Sequence[str]) -> list[str]:
     problems = []
     for argument in extra_args:
         if not argument.startswith("-"):
+            continue
+        if " " in argument.split("=", 1)[0]:
+            problems.append(f"{argument!r} is one argument: give its name and its value as two items")
             continue
         name = argument.split("=", 1)[0].split(".", 1)[0].replace("_", "-")
         name = _SHORT_FORMS.get(name, name)

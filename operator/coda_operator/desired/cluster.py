@@ -68,7 +68,12 @@ class Cluster:
     @property
     def api_key_secret(self) -> str:
         """Secret with the API keys: the one that the spec names, or the generated one."""
-        return self.spec.router.api_key_secret or self.child_name("api-key")
+        return self.spec.router.api_key_secret or self.generated_api_key_secret
+
+    @property
+    def generated_api_key_secret(self) -> str:
+        """Secret that is made for a CodaCluster that names none."""
+        return self.child_name("api-key")
 
     def child_name(self, part: str) -> str:
         """Return the name of a child, for example ``demo-engine``."""

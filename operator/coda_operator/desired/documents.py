@@ -37,7 +37,7 @@ def internal_secret(cluster: Cluster, signing_secret: str, internal_token: str) 
 def api_key_secret(cluster: Cluster, api_key: str) -> Child:
     """Return the Secret with one API key, for a CodaCluster that names none."""
     content = {"type": "Opaque", "data": {DEFAULT_TENANT: _encode(api_key)}}
-    return cluster.child("v1", "Secret", cluster.child_name("api-key"), ROUTER, content)
+    return cluster.child("v1", "Secret", cluster.generated_api_key_secret, ROUTER, content)
 
 
 def _encode(text: str) -> str:

@@ -75,7 +75,7 @@ class KeyDocument(AuthoredModel):
                 value, which may be a key.
         """
         try:
-            return cls.model_validate_json(data, by_alias=True, by_name=False)
+            return cls.model_validate_json(data, strict=True, by_alias=True, by_name=False)
         except ValidationError as error:
             raise DocumentError(describe_validation_error(error, "", with_values=False)) from error
 

@@ -11,6 +11,8 @@ from coda_router.errors import ConfigurationError
 MAX_FILE_BYTES = 64 * 1024
 """Largest file that is taken for a key."""
 
+_PLAIN = frozenset(range(ord("!"), ord("~") + 1))
+
 
 def read_api_keys(folder: Path) -> list[ApiKey]:
     """Return the key of every file in ``folder``, by name (those that start with a dot are none).
@@ -56,6 +58,8 @@ def _read(path: Path) -> ApiKey:
         return _of_document(KeyDocument.parse(content), path.name)
     if len(content.decode()) < MIN_KEY_CHARS:
         raise ValueError(f"the key has fewer than {MIN_KEY_CHARS} characters; make one with coda key")
+    if not all(byte in _PLAIN for byte in content):
+        raise ValueError("more than a key stands there: put the key alone on one line, or the JSON document alone")
     return ApiKey(sha256_of(content), tenant=path.name)
 
 

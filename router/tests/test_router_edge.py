@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import re
 import socket
+from pathlib import Path
 
 import pytest
 from router_harness import ROUTER_ID, SECRET, chat_body, post, raw_exchange, running_router, until
@@ -209,6 +211,16 @@ async def test_metrics_are_in_prometheus_text_format():
     assert 'coda_router_placements_total{reason="OnlyCandidate"} 1.0' in text
     assert f'coda_router_worker_healthy{{worker="{worker.name}"}} 1.0' in text
     assert "coda_router_first_byte_seconds_count 1.0" in text
+
+
+async def test_the_guide_lists_every_metric_with_its_kind_and_no_other(tmp_path: Path):
+    async with running_worker() as worker, running_router(worker, decision_log=tmp_path / "decisions.jsonl") as router:
+        await router.chat()
+        _, text = await router.get("/metrics")
+    kinds = re.findall(r"^# TYPE (coda_router_\w+) (\w+)$", text, re.MULTILINE)
+    guide = Path(__file__).parents[2] / "docs/guides/router-metrics.md"
+    listed = re.findall(r"^\| `(coda_router_\w+)` \| (\w+) \|", guide.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted((name, kind) for name, kind in kinds if not name.endswith("_created"))
 
 
 async def test_what_a_client_must_not_say_to_an_engine_is_stripped():

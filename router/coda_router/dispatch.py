@@ -105,7 +105,7 @@ class Dispatcher:
         self.fleet = Fleet(router_id, internal_token, self._on_fleet_change, self._on_evicted, silence_limit_s)
         self.decisions = DecisionLog(decision_file)
         self.sessions = sessions
-        self.holding: HoldingQueue[Worker | Refusal] = HoldingQueue(holding_limits, self._undo)
+        self.holding: HoldingQueue[Worker | Refusal] = HoldingQueue(holding_limits)
         self._settings = settings
         self._newcomers = 0
 
@@ -125,7 +125,13 @@ class Dispatcher:
             # Whoever may not go where others may must not keep these waiting.
             line = (request.model, tried)
             try:
-                outcome = await self.holding.admit(lambda: self._place(request, tried), request.body_bytes, line)
+                outcome = await self.holding.admit(
+                    lambda: self._place(request, tried),
+                    lambda placed: self._undo(request, placed),
+                    size_bytes=request.body_bytes,
+                    ready_at_s=request.ready_at_s,
+                    line=line,
+                )
             except Refusal as refusal:
                 self._report_unplaced(request, tried, refusal)
                 raise
@@ -133,9 +139,9 @@ class Dispatcher:
             raise outcome
         return outcome
 
-    def release(self, worker: Worker) -> None:
-        """Count a request as over, which may let a held one go."""
-        worker.end_request()
+    def release(self, worker: Worker, *, makes_kv: bool = True, was_answered: bool = False) -> None:
+        """Count a request as over, which may let a held one go; arguments as of :meth:`Worker.end_request`."""
+        worker.end_request(makes_kv=makes_kv, was_answered=was_answered)
         self.holding.wake()
 
     def _place(self, request: RoutedRequest, tried: frozenset[str]) -> Worker | Refusal | None:
@@ -169,7 +175,7 @@ class Dispatcher:
         observed, placement = decided.observed, decided.placement
         worker = self.fleet.workers[placement.worker] if placement.worker else None
         if worker is not None:
-            worker.begin_request(observed.new_tokens(worker.name))
+            worker.begin_request(observed.new_tokens(worker.name), makes_kv=request.makes_kv)
             if request.makes_kv:
                 self._newcomers += worker.name != observed.home
                 home = Home(worker.name, worker.incarnation, now_s, observed.context_tokens, request.has_tools)
@@ -240,11 +246,11 @@ class Dispatcher:
         self.holding.wake()
 
     def _on_evicted(self, worker: Worker, key_hashes: Iterable[int]) -> None:
-        self.sessions.forget_evicted(worker.name, key_hashes, asyncio.get_running_loop().time())
+        self.sessions.mark_evicted(worker.name, key_hashes, asyncio.get_running_loop().time())
 
-    def _undo(self, outcome: Worker | Refusal) -> None:
+    def _undo(self, request: RoutedRequest, outcome: Worker | Refusal) -> None:
         if isinstance(outcome, Worker):
-            self.release(outcome)
+            self.release(outcome, makes_kv=request.makes_kv)
 
 
 def _context_tokens(request: RoutedRequest, home: Home | None) -> int:

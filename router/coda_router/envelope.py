@@ -24,6 +24,16 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 MAX_FOUND_BYTES = 64 * 1024
 """Longest value that is replaced where it is found, instead of putting the outermost object together again."""
 
+MAX_FIELDS = 256
+"""Most fields of an outermost object that is put together again."""
+
+MAX_COLONS = 128 * 1024
+"""Most colons, each of which may be a field's, outside of the fields that the router knows: to list that many fields
+costs some 50 milliseconds, and a hostile body could have millions."""
+
+MAX_DECODED_BYTES = 64 * 1024
+"""Longest value of a raw field that is decoded: none that the router can use comes near it."""
+
 _UNSET = msgspec.Raw(b"")
 
 
@@ -80,32 +90,59 @@ def without_engine_controls(body: bytes, envelope: Envelope) -> bytes:
     last one stays, which is the one that an engine would take.
 
     Raises:
-        Refusal: 400; a field's name is not text.
+        Refusal: 400; a field's name is not text, or there are, or may be, more than 256 fields.
     """
-    if all(getattr(envelope, name) is _UNSET for name in ENGINE_CONTROL_FIELDS):
+    controls = [name for name in ENGINE_CONTROL_FIELDS if getattr(envelope, name) is not _UNSET]
+    if not controls:
         return body
     try:
-        fields = _fields_decoder.decode(body)
+        fields = _outermost_fields(body)
     except NOT_JSON as error:
         raise Refusal(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
-    kept = {name: bytes(value) for name, value in fields.items() if name not in ENGINE_CONTROL_FIELDS}
-    return joined_object(kept)
+    if fields is None:
+        raise Refusal(
+            400,
+            "too_many_fields",
+            f"the request body has too many fields to take {', '.join(controls)} out of it, which the router does not "
+            f"pass on: send it without, or with at most {MAX_FIELDS} fields",
+            param=controls[0],
+        )
+    return joined_object({name: value for name, value in fields.items() if name not in ENGINE_CONTROL_FIELDS})
 
 
 def with_fields(body: bytes, envelope: Envelope, replaced: Mapping[str, bytes]) -> bytes:
     """Return ``body`` with the values of some fields of its envelope replaced; all else keeps its bytes.
 
-    Raises one of ``NOT_JSON`` where a field's name is not text.
+    Raises one of ``NOT_JSON`` where a field's name is not text, or where there are too many fields.
     """
     formers = {name: bytes(getattr(envelope, name)) for name in replaced}
     for name, former in formers.items():
         start = body.find(former) if len(former) <= MAX_FOUND_BYTES else -1
         if start < 0 or body.find(former, start + 1) >= 0:
             # To find a long value costs more than to decode; one that is there twice cannot be found at all.
-            fields = {field: bytes(content) for field, content in _fields_decoder.decode(body).items()}
+            if (fields := _outermost_fields(body)) is None:
+                raise msgspec.DecodeError(f"more than {MAX_FIELDS} fields")
             return joined_object({**fields, **replaced})
         body = b"".join((memoryview(body)[:start], replaced[name], memoryview(body)[start + len(former) :]))
     return body
+
+
+def _outermost_fields(body: bytes) -> dict[str, bytes] | None:
+    """Return the undecoded fields of a body, None if there are, or may be, too many.
+
+    Raises one of ``NOT_JSON`` where a field's name is not text.
+    """
+    colons = body.count(b":")
+    if colons > MAX_COLONS:
+        # Most are within texts and tools, which are one field each.
+        values = (value for value in msgspec.structs.astuple(_decoder.decode(body)) if isinstance(value, msgspec.Raw))
+        colons -= sum(bytes(value).count(b":") for value in values)
+    if colons > MAX_COLONS:
+        return None
+    fields = _fields_decoder.decode(body)
+    if len(fields) > MAX_FIELDS:
+        return None
+    return {name: bytes(value) for name, value in fields.items()}
 
 
 def joined_object(fields: Mapping[str, bytes]) -> bytes:
@@ -128,8 +165,8 @@ def offers_tools(envelope: Envelope) -> bool:
 
 
 def decoded(raw: msgspec.Raw) -> Any:
-    """Return the value of a raw field; None where it is absent, not JSON, or nested too deeply."""
-    if raw is _UNSET:
+    """Return the value of a raw field; None where it is absent, not JSON, nested too deeply, or beyond 64 KiB."""
+    if raw is _UNSET or len(raw) > MAX_DECODED_BYTES:
         return None
     try:
         return msgspec.json.decode(raw)

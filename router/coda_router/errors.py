@@ -33,6 +33,7 @@ class Refusal(RouterError):
         param: The request's field that was wrong; None where no single field is.
         retry_after_s: Seconds after which a retry makes sense; None where it does not.
         close: End the connection afterwards, because the request's body was not read whole.
+        allow: The methods that the path takes, separated by commas; None where the method was not wrong.
     """
 
     status: int
@@ -41,6 +42,7 @@ class Refusal(RouterError):
     param: str | None = None
     retry_after_s: int | None = None
     close: bool = False
+    allow: str | None = None
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"

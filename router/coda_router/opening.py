@@ -6,20 +6,33 @@ Two conversations with the same opening share a name: a soft preference, which l
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 import xxhash
 
-from coda_router.envelope import NOT_JSON, Envelope, decoded
+from coda_router.envelope import NOT_JSON, Envelope
 from coda_router.hygiene.billing import without_billing_line
 
+# A name takes a bounded beginning of everything: a hostile request could otherwise hold up a router.
+_MAX_ITEMS = 64  # of a list of messages, blocks or tools
+_MAX_FIELD_BYTES = 8 * 1024 * 1024  # of a field's messages or blocks (a picture or two): what is longer is not decoded
+_MAX_TEXT_CHARS = 32 * 1024
+_MAX_OPENING_CHARS = 256 * 1024
 _PROMPT_OPENING_CHARS = 1_024
+# Long enough that what a billing line takes away is not missed: a character is 12 bytes of JSON at most.
+_TEXT_WINDOW_BYTES = 12 * (_MAX_TEXT_CHARS + 1_024)
+_LONGEST_ESCAPE_BYTES = 12
+
+_UNSET = msgspec.Raw(b"")
 
 
 class _Message(msgspec.Struct, frozen=True):
     role: str = ""
-    content: msgspec.Raw = msgspec.Raw(b"")
+    content: msgspec.Raw = _UNSET
+
+
+class _Block(msgspec.Struct, frozen=True):
+    text: msgspec.Raw = _UNSET
 
 
 class _Function(msgspec.Struct, frozen=True):
@@ -31,65 +44,141 @@ class _Tool(msgspec.Struct, frozen=True):
     function: _Function = _Function()
 
 
-_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+# A struct that is read from a list takes its first items as fields and skips the others, without an object for each.
+_FirstItems = msgspec.defstruct(
+    "_FirstItems", [(f"item_{n}", msgspec.Raw, _UNSET) for n in range(_MAX_ITEMS)], array_like=True
+)
+_FirstTools = msgspec.defstruct(
+    "_FirstTools", [(f"tool_{n}", _Tool | None, None) for n in range(_MAX_ITEMS)], array_like=True
+)
+_first_items_decoder = msgspec.json.Decoder(_FirstItems)
+_first_tools_decoder = msgspec.json.Decoder(_FirstTools)
+_text_decoder = msgspec.json.Decoder(str)
 _message_decoder = msgspec.json.Decoder(_Message)
-_tools_decoder = msgspec.json.Decoder(list[_Tool])
+_block_decoder = msgspec.json.Decoder(_Block)
 
 
 def opening_name(envelope: Envelope) -> str:
     """Return 32 hex digits that name the conversation; those of nothing if the request has no opening."""
     chain = xxhash.xxh3_128()
+    chars = 0
     for part in _opening_parts(envelope):
         encoded = part.encode("utf-8", "surrogatepass")
         # The length keeps ("ab", "c") and ("a", "bc") apart.
         chain.update(len(encoded).to_bytes(8, "big"))
         chain.update(encoded)
+        chars += len(part)
+        if chars > _MAX_OPENING_CHARS:
+            break
     return chain.hexdigest()
 
 
 def _opening_parts(envelope: Envelope) -> Iterator[str]:
     yield envelope.model or ""
-    yield from _texts(decoded(envelope.system))
-    yield from _texts(decoded(envelope.instructions))
+    yield from _texts(envelope.system)
+    yield from _texts(envelope.instructions)
     yield from _tool_names(envelope.tools)
     yield from _until_first_user_message(envelope.messages)
     yield from _until_first_user_message(envelope.input)
-    yield from (text[:_PROMPT_OPENING_CHARS] for text in _first(_texts(decoded(envelope.prompt))))
+    yield from _prompt_opening(envelope.prompt)
 
 
 def _tool_names(tools: msgspec.Raw) -> list[str]:
+    """Return the names of the first tools."""
     try:
-        return [tool.name or tool.function.name for tool in _tools_decoder.decode(tools)]
+        first = msgspec.structs.astuple(_first_tools_decoder.decode(tools))
     except NOT_JSON:
         return []
+    return [tool.name or tool.function.name for tool in first if tool is not None]
 
 
 def _until_first_user_message(messages: msgspec.Raw) -> Iterator[str]:
-    """Yield the texts of all messages up to the first user message, which is decoded last."""
-    try:
-        raw_messages = _list_decoder.decode(messages)
-    except NOT_JSON:
-        yield from (text[:_PROMPT_OPENING_CHARS] for text in _texts(decoded(messages)))
+    """Yield the texts of the first messages up to the first user message, which is decoded last."""
+    if not _starts_with(messages, b"["):
+        yield from (text[:_PROMPT_OPENING_CHARS] for text in _texts(messages))
         return
-    for raw in raw_messages:
+    bytes_left = _MAX_FIELD_BYTES
+    for raw in _first_items(messages):
+        bytes_left -= len(raw)
+        if bytes_left < 0:
+            yield _undecoded(raw)
+            return
         try:
             message = _message_decoder.decode(raw)
         except NOT_JSON:
             return
         yield message.role
-        yield from _texts(decoded(message.content))
+        yield from _texts(message.content)
         if message.role == "user":
             return
 
 
-def _texts(content: Any) -> Iterator[str]:
-    """Yield the text of a string, of a list of strings, or of a list of text blocks."""
-    blocks = content if isinstance(content, list) else [content]
-    for block in blocks:
-        text = block.get("text") if isinstance(block, dict) else block
+def _prompt_opening(prompt: msgspec.Raw) -> Iterator[str]:
+    """Yield the beginning of a prompt, or of a list's first one; of token ids, that of their digits."""
+    if _starts_with(prompt, b"[") and not _undecoded(prompt)[1:].lstrip().startswith('"'):
+        yield _undecoded(prompt)
+    else:
+        yield from (text[:_PROMPT_OPENING_CHARS] for text in _first(_texts(prompt)))
+
+
+def _texts(content: msgspec.Raw) -> Iterator[str]:
+    """Yield the text of a string, of a list of strings, or of a list of text blocks; of each its beginning."""
+    if len(content) > _MAX_FIELD_BYTES and not _starts_with(content, b'"'):
+        yield _undecoded(content)
+        return
+    for block in _first_items(content) if _starts_with(content, b"[") else (content,):
+        text = _text_of(block)
         # Whether or not the request keeps its billing line: it would give each session another name.
-        if isinstance(text, str) and ((said := without_billing_line(text)) or not text):
-            yield said
+        if text is not None and ((said := without_billing_line(text)) or not text):
+            yield said[:_MAX_TEXT_CHARS]
+
+
+def _text_of(block: msgspec.Raw) -> str | None:
+    if not _starts_with(block, b"{"):
+        return _string(block)
+    try:
+        return _string(_block_decoder.decode(block).text)
+    except NOT_JSON:
+        return None
+
+
+def _string(raw: msgspec.Raw) -> str | None:
+    """Return the string in ``raw`` (of a very long one its beginning), None if it is none."""
+    if not _starts_with(raw, b'"'):
+        return None
+    if len(raw) <= _TEXT_WINDOW_BYTES:
+        return _decoded_text(raw)
+    for cut_bytes in range(_LONGEST_ESCAPE_BYTES):
+        # The window may end within a character.
+        window = bytes(memoryview(raw)[: _TEXT_WINDOW_BYTES - cut_bytes])
+        if (text := _decoded_text(window + b'"')) is not None:
+            return text
+    return None
+
+
+def _decoded_text(raw: msgspec.Raw | bytes) -> str | None:
+    try:
+        return _text_decoder.decode(raw)
+    except NOT_JSON:
+        return None
+
+
+def _first_items(raw: msgspec.Raw) -> list[msgspec.Raw]:
+    """Return the first 64 items of a JSON list; none of anything else."""
+    try:
+        items = msgspec.structs.astuple(_first_items_decoder.decode(raw))
+    except NOT_JSON:
+        return []
+    return [item for item in items if len(item)]
+
+
+def _starts_with(raw: msgspec.Raw, start: bytes) -> bool:
+    return bytes(memoryview(raw)[:1]) == start
+
+
+def _undecoded(raw: msgspec.Raw) -> str:
+    """Return the beginning of some JSON as it is spelled."""
+    return bytes(memoryview(raw)[:_PROMPT_OPENING_CHARS]).decode("latin-1")
 
 
 def _first(texts: Iterable[str]) -> Iterator[str]:

@@ -105,9 +105,11 @@ class Relay:
         tried: frozenset[str] = frozenset()
         while True:
             worker = await self._assign(request, tried)
+            was_answered = False
             try:
                 reply = await self._ask(worker, request, attempt=len(tried))
-                worker.request_answered()
+                worker.request_answered(makes_kv=request.routed.makes_kv)
+                was_answered = True
                 try:
                     if request.learn is not None:
                         request.learn(worker.name, reply.head.status, reply.body)
@@ -121,7 +123,7 @@ class Relay:
                 if len(tried) >= MAX_ATTEMPTS:
                     raise _engine_lost() from lost
             finally:
-                self._dispatcher.release(worker)
+                self._dispatcher.release(worker, makes_kv=request.routed.makes_kv, was_answered=was_answered)
 
     async def _assign(self, request: OutgoingRequest, tried: frozenset[str]) -> Worker:
         try:
@@ -215,7 +217,7 @@ async def _begin(connection: UpstreamConnection, head: bytes, request: OutgoingR
         reply_head = await connection.head()
         if request.is_stream and not _may_answer_stream(reply_head):
             raise WorkerLostError(EngineFault.CONTENT_TYPE, "the worker's reply to a streaming request is no stream")
-        first, more = await _read(connection)
+        first, more = await _read(connection, is_first=True)
     except BaseException:
         # Also when the client left: only a closed connection makes the engine stop.
         connection.abort()
@@ -223,9 +225,9 @@ async def _begin(connection: UpstreamConnection, head: bytes, request: OutgoingR
     return _BegunReply(connection, reply_head, first, more)
 
 
-async def _read(connection: UpstreamConnection) -> tuple[bytes, bool]:
+async def _read(connection: UpstreamConnection, *, is_first: bool = False) -> tuple[bytes, bool]:
     body, more = await connection.read()
-    if tells_engine_death(body):
+    if tells_engine_death(body, is_first=is_first):
         connection.abort()
         raise WorkerLostError(EngineFault.ENGINE_DEAD, "the worker says that its engine died")
     return body, more

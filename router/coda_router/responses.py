@@ -5,13 +5,16 @@ tenant whose reply it was: engines know no tenants, so nobody else's request abo
 """
 
 import re
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
 
 from coda_router.errors import Refusal
 
 MAX_RESPONSES = 32_768
-"""Most responses remembered, about 0.4 KiB each; the one made first is forgotten first."""
+"""Most responses remembered, about 0.5 KiB each; the one made first is forgotten first."""
+
+MAX_TENANT_SHARE = 0.25
+"""Share of all places beyond which a tenant's new response takes the place of an own one, once all are taken."""
 
 RESPONSE_TTL_S = 24 * 3600.0
 """Time for which a response is remembered, seconds."""
@@ -46,6 +49,9 @@ class StoredResponse:
 class ResponseMap:
     """Tenant and response id to :class:`StoredResponse`, bounded in number and age.
 
+    When all places are taken, a tenant that holds more than its share of them gives up its own oldest response, so
+    that it cannot push out what others stored; for any other the oldest of all goes. Every operation is O(1).
+
     Args:
         max_responses: Most responses remembered.
         ttl_s: Seconds after which one is forgotten.
@@ -55,6 +61,7 @@ class ResponseMap:
         self._max_responses = max_responses
         self._ttl_s = ttl_s
         self._responses: OrderedDict[tuple[str, str], tuple[str, str, float]] = OrderedDict()
+        self._ids: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
 
     def __len__(self) -> int:
         return len(self._responses)
@@ -66,7 +73,7 @@ class ResponseMap:
             return None
         worker, session, made_at_s = known
         if now_s - made_at_s > self._ttl_s:
-            del self._responses[tenant, response_id]
+            self._forget(tenant, response_id)
             return None
         return StoredResponse(response_id, worker, session)
 
@@ -75,11 +82,23 @@ class ResponseMap:
         key = (tenant, response.id)
         self._responses[key] = (response.worker, response.session, now_s)
         self._responses.move_to_end(key)
-        while len(self._responses) > self._max_responses:
-            self._responses.popitem(last=False)
+        own_ids = self._ids[tenant]
+        own_ids[response.id] = None
+        own_ids.move_to_end(response.id)
+        if len(self._responses) > self._max_responses:
+            if len(own_ids) > self._max_responses * MAX_TENANT_SHARE:
+                self._forget(tenant, next(iter(own_ids)))
+            else:
+                self._forget(*next(iter(self._responses)))
         oldest, (_, _, made_at_s) = next(iter(self._responses.items()))
         if now_s - made_at_s > self._ttl_s:
-            del self._responses[oldest]
+            self._forget(*oldest)
+
+    def _forget(self, tenant: str, response_id: str) -> None:
+        del self._responses[tenant, response_id]
+        del self._ids[tenant][response_id]
+        if not self._ids[tenant]:
+            del self._ids[tenant]
 
 
 def response_id_of(reply: bytes) -> str | None:

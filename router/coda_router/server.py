@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 import uvicorn
 
 from coda_engine.contract.errors import DocumentError
+from coda_engine.contract.interface import ENV_CLUSTER_SECRET_FILE
 from coda_engine.contract.settings import Settings
 from coda_router.auth.keys import ApiKeys
 from coda_router.auth.reading import read_api_keys
@@ -32,12 +33,12 @@ from coda_router.metrics import RouterMetrics, WatchedFile
 from coda_router.relay import Relay
 from coda_router.responses import ResponseMap
 from coda_router.sessions import SessionMap
-from coda_router.watching import watch
+from coda_router.watching import fingerprint, watch
 
 FIRST_LOOK_TIMEOUT_S = 2.0
 """Longest time to wait for a first word of every worker before serving."""
 
-KEEP_ALIVE_S = 75
+IDLE_CONNECTION_S = 75
 """Time that a client's connection may stay unused."""
 
 BACKLOG = 1024
@@ -57,8 +58,17 @@ class Router:
         self._config = config
         self._keys = ApiKeys()
         self._settings = LiveSettings(Settings())
+        watched = (config.settings_file, config.api_keys_dir)
+        # Before they are read: what changes from here on is noticed.
+        self._seen = {path: fingerprint(path) for path in watched if path is not None}
         self._load_keys()
         self._load_settings()
+        if config.api_keys_dir is not None and config.cluster_secret is None:
+            _log.warning(
+                "API keys without a cluster secret: engines cannot tell tenants apart, so equal prompts share KV and "
+                "timing tells of it; give --cluster-secret-file FILE here and the same file to the engines (%s)",
+                ENV_CLUSTER_SECRET_FILE,
+            )
         sessions = SessionMap(config.max_sessions, config.session_ttl_s)
         self._decision_file = DecisionFile(config.decision_log) if config.decision_log is not None else None
         self.dispatcher = Dispatcher(
@@ -113,12 +123,14 @@ class Router:
         if self._config.settings_file is not None:
             yield watch(
                 self._config.settings_file,
+                self._seen[self._config.settings_file],
                 self._load_settings,
                 on_refused=lambda: self._metrics.reload_refused(WatchedFile.SETTINGS),
             )
         if self._config.api_keys_dir is not None:
             yield watch(
                 self._config.api_keys_dir,
+                self._seen[self._config.api_keys_dir],
                 self._load_keys,
                 on_refused=lambda: self._metrics.reload_refused(WatchedFile.API_KEYS),
             )
@@ -190,7 +202,7 @@ def make_server(router: Router, config: RouterConfig) -> uvicorn.Server:
             server_header=False,
             proxy_headers=False,
             ws="none",
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=IDLE_CONNECTION_S,
             timeout_graceful_shutdown=math.ceil(config.grace_s),
             backlog=BACKLOG,
         )

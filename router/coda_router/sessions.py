@@ -8,6 +8,9 @@ from coda_router.recency import RecencyTable
 EVICTION_GRACE_S = 2.0
 """Session tables are about a second old: one that lacks a session placed later than this says nothing of it."""
 
+NOTHING_LEFT = ""
+"""Incarnation of a home that has evicted its session; no worker's."""
+
 _MOST_TOKENS = 2**32 - 1
 
 
@@ -18,6 +21,7 @@ class Home:
     Attributes:
         worker: The worker's name.
         incarnation: The worker's incarnation then; another one now means that nothing is resident any more.
+            :data:`NOTHING_LEFT` where the worker itself says so.
         placed_at_s: When, event loop's time in seconds.
         context_tokens: Estimate of the context that the session had then, tokens.
         has_tools: Whether the request offered tools to the model.
@@ -85,8 +89,8 @@ class SessionMap:
         if home.placed_at_s - self._placed_at_s[oldest] > self._ttl_s:
             self._forget(oldest)
 
-    def forget_evicted(self, worker: str, key_hashes: Iterable[int], now_s: float) -> None:
-        """Forget sessions of which their home has nothing left.
+    def mark_evicted(self, worker: str, key_hashes: Iterable[int], now_s: float) -> None:
+        """Remember of sessions that their home has nothing left of them.
 
         Args:
             worker: Who has nothing left of them.
@@ -98,7 +102,8 @@ class SessionMap:
             if not slot or now_s - self._placed_at_s[slot] <= EVICTION_GRACE_S:
                 continue
             if self._known.names(self._places[slot])[0] == worker:
-                self._forget(slot)
+                self._known.release(self._places[slot])
+                self._places[slot] = self._known.take(worker, NOTHING_LEFT)
 
     def _forget(self, slot: int) -> None:
         self._known.release(self._places[slot])

@@ -21,12 +21,19 @@ def fingerprint(path: Path) -> tuple[object, ...]:
     return tuple((name, stat.st_mtime_ns, stat.st_ino, stat.st_size) for name, stat in stats)
 
 
-async def watch(path: Path, reload: Callable[[], None], on_refused: Callable[[], None]) -> None:
+async def watch(
+    path: Path, seen: tuple[object, ...], reload: Callable[[], None], on_refused: Callable[[], None]
+) -> None:
     """Call ``reload`` after each change of ``path``.
 
     What it raises is logged once and told to ``on_refused``; what was in force stays in force.
+
+    Args:
+        path: File or folder.
+        seen: Its :func:`fingerprint` from before what is in force was read, so that no change after that is missed.
+        reload: Reads it again.
+        on_refused: Called when ``reload`` has raised.
     """
-    seen = fingerprint(path)
     while True:
         await asyncio.sleep(POLL_INTERVAL_S)
         current = fingerprint(path)

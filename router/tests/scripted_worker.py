@@ -107,6 +107,7 @@ class ScriptedWorker:
     port: int = 0
     requests: list[Received] = field(default_factory=list)
     resident: dict[str, int] = field(default_factory=dict)
+    shadow: dict[str, int] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     connections: int = 0
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -145,7 +146,7 @@ class ScriptedWorker:
         """Come back on the same port with nothing resident."""
         await self.kill()
         self.instance_id = f"instance-{next(_instances)}"
-        self.resident, self.removed = {}, []
+        self.resident, self.shadow, self.removed = {}, {}, []
         await self.start()
 
     def snapshot(self) -> EngineSnapshot:
@@ -234,7 +235,10 @@ class ScriptedWorker:
             since=since,
             version=since + 1,
             sessions=[
-                SessionResidency(key=key, hbm_tokens=tokens, last_use_s=0.0) for key, tokens in self.resident.items()
+                SessionResidency(
+                    key=key, hbm_tokens=self.resident.get(key, 0), shadow_tokens=self.shadow.get(key, 0), last_use_s=0.0
+                )
+                for key in self.resident | self.shadow
             ],
             removed=self.removed if since else [],
         )

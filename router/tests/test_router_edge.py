@@ -9,11 +9,21 @@ from pathlib import Path
 
 import pytest
 from router_harness import ROUTER_ID, SECRET, chat_body, post, raw_exchange, running_router, until
-from scripted_worker import Received, ScriptedWorker, answer_whole, running_worker
+from scripted_worker import (
+    STREAM_HEAD,
+    Received,
+    ScriptedWorker,
+    answer_whole,
+    chunk,
+    event,
+    never_answer,
+    reset,
+    running_worker,
+)
 
 from coda_engine.contract.identity import LOWEST_TIER, unpack
 from coda_router.config import RouterConfig
-from coda_router.edge import client
+from coda_router.edge import body, client
 from coda_router.errors import ConfigurationError
 from coda_router.fleet.address import WorkerAddress
 from coda_router.server import Router
@@ -82,6 +92,41 @@ async def test_a_body_beyond_the_limit_is_413(declared: bool):
     assert not worker.requests
 
 
+async def test_a_client_that_sends_all_of_a_body_beyond_the_limit_first_learns_what_was_wrong():
+    async with running_worker() as worker, running_router(worker, max_body_bytes=2048) as router:
+        head, _, sent = post("/v1/chat/completions", chat_body("x" * 16_000_000)).partition(b"\r\n\r\n")
+        raw = await raw_exchange(router.port, head + b"\r\n\r\n", sent[:1000], sent[1000:])
+    assert raw.startswith(b"HTTP/1.1 413 ")
+    assert json.loads(raw.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("bound", ["DROP_TIMEOUT_S", "MAX_DROPPED_BYTES"])
+async def test_a_client_that_goes_on_sending_a_refused_body_is_hung_up_on(bound: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(body, bound, 0.2)
+    async with running_worker() as worker, running_router(worker, max_body_bytes=2048) as router:
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        writer.write(post("/v1/chat/completions", chat_body("x" * 4000))[:-1])
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 413 ")
+        async with asyncio.timeout(1.5):
+            await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/responses/resp_1", "GET"),
+        ("POST", "/v1/models", "GET, HEAD"),
+    ],
+)
+async def test_another_method_is_405_that_names_those_that_are_allowed(method: str, path: str, allowed: str):
+    async with running_worker() as worker, running_router(worker) as router:
+        async with router.session.request(method, f"{router.url}{path}") as reply:
+            assert reply.status == 405
+            assert reply.headers["allow"] == allowed
+
+
 async def test_another_method_is_405_and_another_path_404():
     async with running_worker() as worker, running_router(worker) as router:
         assert (await router.get("/v1/chat/completions"))[0] == 405
@@ -135,6 +180,76 @@ async def test_a_client_that_does_not_come_to_its_next_request_is_hung_up_on(
         async with asyncio.timeout(2):
             await reader.read()
         writer.close()
+
+
+async def test_a_body_that_never_begins_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(body, "DROP_TIMEOUT_S", 0.2)
+    async with running_worker() as worker, running_router(worker) as router:
+        async with asyncio.timeout(5):
+            raw = await raw_exchange(router.port, post("/v1/chat/completions", chat_body()).partition(b"{")[0])
+    assert raw.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(raw.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    assert not worker.requests
+
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nhost: r\r\n\r\n"
+CHAT = post("/v1/chat/completions", chat_body(), close=False)
+
+
+async def test_a_few_pipelined_requests_are_all_answered():
+    async with running_worker() as worker, running_router(worker) as router:
+        requests = HEALTH * client.MAX_PIPELINED + HEALTH.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+        raw = await raw_exchange(router.port, requests)
+    assert raw.count(b"HTTP/1.1 200 ") == 1 + client.MAX_PIPELINED
+
+
+@pytest.mark.parametrize(
+    "pieces", [[HEALTH * 1000], [HEALTH] * (client.MAX_PIPELINED + 1)], ids=["at once", "one by one"]
+)
+async def test_a_client_that_pipelines_more_than_a_few_requests_is_cut_off(pieces: list[bytes]):
+    async with running_worker(script=never_answer) as worker, running_router(worker) as router:
+        reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        writer.write(CHAT)
+        await until(lambda: worker.requests)
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.01)
+        with pytest.raises(ConnectionResetError):
+            async with asyncio.timeout(5):
+                await reader.read()
+        writer.close()
+        await worker.aborted.wait()
+        assert len(worker.requests) == 1
+
+
+@pytest.mark.parametrize("waiting_bytes", [10, 100_000])
+async def test_a_client_that_leaves_is_noticed_although_another_of_its_requests_waits(
+    waiting_bytes: int, caplog: pytest.LogCaptureFixture
+):
+    async with running_worker(script=never_answer) as worker, running_router(worker) as router:
+        _, writer = await asyncio.open_connection("127.0.0.1", router.port)
+        writer.write(CHAT)
+        await until(lambda: worker.requests)
+        writer.write(post("/v1/chat/completions", chat_body("x" * waiting_bytes)))
+        await asyncio.sleep(0.1)
+        writer.close()
+        async with asyncio.timeout(5):
+            await worker.aborted.wait()
+    assert len(worker.requests) == 1
+    assert not [record for record in caplog.records if record.name == "uvicorn.error" and record.levelno >= 40]
+
+
+async def test_a_cut_reply_before_a_waiting_request_is_no_error_of_the_application(caplog: pytest.LogCaptureFixture):
+    async def die_in_the_middle(request: Received) -> None:
+        request.writer.write(STREAM_HEAD + chunk(event(0)))
+        await asyncio.sleep(0.1)
+        reset(request.writer)
+
+    async with running_worker(script=die_in_the_middle) as worker, running_router(worker) as router:
+        with pytest.raises(ConnectionResetError):
+            await raw_exchange(router.port, CHAT + HEALTH)
+    assert not [record for record in caplog.records if record.name == "uvicorn.error" and record.levelno >= 40]
 
 
 async def test_a_client_that_vanished_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch):

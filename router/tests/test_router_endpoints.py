@@ -80,6 +80,7 @@ class ScriptedApi:
         self.slices: dict[str, dict[str, Any]] = {}
         self.seen: list[tuple[str, dict[str, str], str]] = []
         self.watches: set[asyncio.Queue[bytes | None]] = set()
+        self.ends_watches_at_once = False
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((request.path, dict(request.query), request.headers.get("authorization", "")))
@@ -87,6 +88,8 @@ class ScriptedApi:
             return web.json_response({"metadata": {"resourceVersion": "5"}, "items": list(self.slices.values())})
         response = web.StreamResponse()
         await response.prepare(request)
+        if self.ends_watches_at_once:
+            return response
         events: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.watches.add(events)
         while (line := await events.get()) is not None:
@@ -159,6 +162,22 @@ async def test_an_expired_watch_is_followed_by_a_new_list(tmp_path):
             await until(lambda: set(router.router.dispatcher.fleet.workers) == {"pod-a"})
 
 
+async def test_a_watch_that_ends_at_once_is_not_opened_in_a_loop(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    async with running_api() as (api, url), running_worker() as a:
+        monkeypatch.setattr(endpoints, "RETRY_INTERVAL_S", 0.2)
+        api.ends_watches_at_once = True
+        service = KubernetesService("ns", "engines", url, credentials_dir=tmp_path)
+        async with running_router(discovery=service) as router:
+            await until(lambda: len(api.seen) >= 2)
+            asked = len(api.seen)
+            await asyncio.sleep(1.0)
+            assert 1 <= len(api.seen) - asked <= 6
+            api.ends_watches_at_once = False
+            await until(lambda: api.watches)
+            api.tell("ADDED", endpoint_slice("s1", a.port, endpoint("127.0.0.1", "pod-a", ready=True)))
+            await until(lambda: set(router.router.dispatcher.fleet.workers) == {"pod-a"})
+
+
 async def test_while_the_api_does_not_answer_the_known_workers_stay(tmp_path):
     async with running_worker() as a:
         async with running_api() as (api, url):
@@ -166,7 +185,8 @@ async def test_while_the_api_does_not_answer_the_known_workers_stay(tmp_path):
             service = KubernetesService("ns", "engines", url, credentials_dir=tmp_path)
             router_context = running_router(discovery=service)
             router = await router_context.__aenter__()
-            await until(lambda: api.watches and router.router.dispatcher.fleet.workers)
+            workers = router.router.dispatcher.fleet.workers
+            await until(lambda: api.watches and any(worker.is_healthy for worker in workers.values()))
         try:
             assert (await router.chat())[0] == 200
         finally:

@@ -217,6 +217,29 @@ def test_a_readmitted_worker_is_on_probation_until_it_has_answered():
     assert not ejection.failed(20.0)
 
 
+async def test_a_probe_that_fails_after_its_worker_was_let_back_in_changes_nothing():
+    async with running_worker() as good, running_worker(script=close_at_once) as bad:
+        async with running_router(bad, good) as router:
+            n = 0
+            while not known(router, bad).ejection.is_ejected:
+                await router.chat(f"conversation {n}")
+                n += 1
+            bad.requests.clear()
+            goes_on = asyncio.Event()
+
+            async def fail_late(request: Received) -> None:
+                await goes_on.wait()
+                await close_at_once(request)
+
+            bad.script = fail_late
+            await until(lambda: bad.requests)
+            known(router, bad).readmit(asyncio.get_running_loop().time())
+            goes_on.set()
+            await until(lambda: bad.requests[0].writer.is_closing())
+            await asyncio.sleep(0.1)
+            assert not known(router, bad).ejection.is_ejected
+
+
 async def test_an_engine_that_fails_one_request_after_another_gets_none_until_a_probe_succeeds():
     async with running_worker() as good, running_worker(script=close_at_once) as bad:
         async with running_router(bad, good) as router:

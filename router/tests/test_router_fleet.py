@@ -4,12 +4,26 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
+import pytest
 from router_harness import ROUTER_ID, RunningRouter, chat_body, post, running_router, until
-from scripted_worker import ScriptedWorker, answer_whole, never_answer, running_worker
+from scripted_worker import (
+    STREAM_HEAD,
+    Received,
+    ScriptedWorker,
+    answer_whole,
+    chunk,
+    event,
+    never_answer,
+    running_worker,
+)
 
+import coda_router.sessions
 from coda_engine.contract.snapshot import session_key
+from coda_router.dispatch import RoutedRequest
 from coda_router.fleet.worker import Worker
 from coda_router.holding import HoldingLimits
+from coda_router.identity import Session, SessionSource
 
 
 def known(router: RunningRouter, worker: ScriptedWorker) -> Worker:
@@ -80,6 +94,36 @@ async def test_an_evicted_session_is_placed_like_a_new_one():
         await rounds(router, "s", 1)
         decision = await last_decision(router)
     assert "KVResident" not in decision["trail"]
+
+
+async def test_an_eviction_from_a_session_s_home_is_told_as_a_lost_home(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(coda_router.sessions, "EVICTION_GRACE_S", -1.0)
+    async with running_worker() as a, running_worker() as b, running_router(a, b) as router:
+        (home_name,) = set(await rounds(router, "s", 1))
+        home, key = (a if home_name == a.name else b), session_key("", "s")
+        home.resident[key] = 5000
+        await until(lambda: known(router, home).resident_tokens(key))
+        del home.resident[key]
+        home.removed = [key]
+        await until(lambda: not known(router, home).resident_tokens(key))
+        await rounds(router, "s", 1)
+        decision = await last_decision(router)
+    assert "HomeLost" in decision["trail"]
+    assert not {"NewSession", "RecentPlacement"} & set(decision["trail"])
+
+
+async def test_a_session_that_is_only_in_its_home_s_shadow_any_more_stays_at_home(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(coda_router.sessions, "EVICTION_GRACE_S", -1.0)
+    async with running_worker() as a, running_worker() as b, running_router(a, b) as router:
+        (home_name,) = set(await rounds(router, "s", 1))
+        home, key = (a if home_name == a.name else b), session_key("", "s")
+        home.resident[key], home.shadow[key] = 6000, 6000
+        await until(lambda: known(router, home).resident_tokens(key) == 6000)
+        home.resident[key], home.shadow[key] = 0, 5000
+        await until(lambda: known(router, home).resident_tokens(key) != 6000)
+        assert set(await rounds(router, "s", 3)) == {home_name}
+        decision = await last_decision(router)
+    assert (decision["reason"], decision["resident_tokens"]) == ("KVResident", 5000)
 
 
 async def test_a_restarted_engine_has_forgotten_everything_at_once():
@@ -239,6 +283,86 @@ async def test_one_engine_s_own_requests_fill_its_frontier_before_its_snapshot_s
         await asyncio.gather(*asking, return_exceptions=True)
         await until(lambda: known(router, worker).in_flight_requests == 0)
         assert len(router.router.dispatcher.holding) == 0
+
+
+async def test_requests_that_wait_for_no_scheduler_fill_nobody_s_frontier():
+    async def only_generate(request: Received) -> None:
+        await (never_answer if request.target == "/tokenize" else answer_whole)(request)
+
+    async with running_worker(script=only_generate, router_id=ROUTER_ID) as worker, running_router(worker) as router:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            asking = [
+                asyncio.create_task(session.post(f"{router.url}/tokenize", json={"model": "small", "prompt": f"p{n}"}))
+                for n in range(70)
+            ]
+            await until(lambda: len(worker.requests) == 70)
+            assert (await router.chat())[0] == 200
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        view = known(router, worker).view(asyncio.get_running_loop().time())
+        assert (view.waiting_requests, view.pending_prefill_tokens) == (0, 0)
+
+
+async def test_replies_that_clients_have_not_read_fill_nobody_s_frontier():
+    async def begin(request: Received) -> None:
+        request.writer.write(STREAM_HEAD + chunk(event(0)))
+        await asyncio.Event().wait()
+
+    body = {"model": "small", "stream": True}
+    limits = HoldingLimits(max_wait_s=5.0)
+    async with running_worker(script=begin, router_id=ROUTER_ID) as worker:
+        async with running_router(worker, holding=limits) as router:
+            url, connector = f"{router.url}/v1/chat/completions", aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(connector=connector, raise_for_status=True) as session:
+                replies = [
+                    await session.post(url, json=body | {"messages": [{"role": "user", "content": f"c{n}"}]})
+                    for n in range(70)
+                ]
+                worker.script = answer_whole
+                assert (await router.chat())[0] == 200
+                await until(lambda: known(router, worker).in_flight_requests == len(replies))
+            await until(lambda: known(router, worker).in_flight_requests == 0)
+            assert known(router, worker).view(asyncio.get_running_loop().time()).waiting_requests == 0
+
+
+async def test_a_request_whose_client_left_just_as_it_was_placed_is_on_its_way_nowhere():
+    async with running_worker(waiting=64, script=never_answer) as worker, running_router(worker) as router:
+        dispatcher, engine = router.router.dispatcher, known(router, worker)
+        session = Session("s", "", SessionSource.CODA_HEADER)
+        asking = asyncio.create_task(
+            dispatcher.assign(RoutedRequest("small", "", session, "key", 8, ready_at_s=0.0, makes_kv=False))
+        )
+        await until(lambda: len(dispatcher.holding) == 1)
+        worker.waiting = 0
+        engine.take_snapshot(worker.snapshot(), asyncio.get_running_loop().time())
+        dispatcher.holding.wake()
+        assert engine.in_flight_requests == 1
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert engine.in_flight_requests == 0
+        asking = asyncio.create_task(router.chat())
+        await until(lambda: worker.requests)
+        assert engine.view(asyncio.get_running_loop().time()).waiting_requests == 1
+        asking.cancel()
+
+
+async def test_a_connection_in_use_when_its_engine_leaves_the_fleet_is_closed_after_its_request():
+    goes_on = asyncio.Event()
+
+    async def answer_late(request: Received) -> None:
+        await goes_on.wait()
+        await answer_whole(request)
+
+    async with running_worker(script=answer_late) as worker, running_router(worker) as router:
+        pool = known(router, worker).pool
+        asking = asyncio.create_task(router.chat())
+        await until(lambda: worker.requests)
+        (connection,) = pool.connections
+        router.router.dispatcher.fleet.reconcile(())
+        goes_on.set()
+        assert (await asking)[0] == 200
+        await until(lambda: not connection.is_open)
 
 
 async def test_an_unreadable_snapshot_does_not_take_the_engine_out_of_service():

@@ -23,6 +23,7 @@ from router_harness import RunningRouter, running_router
 from scripted_worker import running_worker
 
 from coda_router.envelope import read_envelope
+from coda_router.hygiene import late_markers, system_text
 from coda_router.hygiene.cleaning import Cleaned, HygieneRule, PrefixHygiene
 from coda_router.opening import opening_name
 
@@ -222,6 +223,30 @@ def test_a_request_made_to_hold_up_a_router_is_passed_on_as_it_is():
         data = json.dumps(body).encode()
         assert cleaned(data).body is data
     assert len(after({"messages": [{"role": "user", "content": "hi"}, *markers[:9_999]]})["messages"]) == 1
+
+
+def test_messages_with_too_many_commas_are_passed_on_without_being_listed(monkeypatch: pytest.MonkeyPatch):
+    system = {"role": "system", "content": BILLING_LINE}
+    for hoists_system, messages in ((False, [system]), (True, [{"role": "user", "content": "hi"}, marker_message(5)])):
+        commas = 262_144 - json.dumps({"messages": [*messages, ""]}).count(",")
+        body = {"messages": [*messages, "," * commas]}
+        assert after(body, hoists_system=hoists_system) != body
+        data = json.dumps({"messages": [*messages, "," * (commas + 1)]}).encode()
+        with monkeypatch.context() as patched:
+            for module in (late_markers, system_text):
+                patched.setattr(module, "items_of", None)
+            assert cleaned(data, hoists_system=hoists_system).body is data
+
+
+def test_a_body_with_too_many_fields_to_be_put_together_again_is_passed_on_as_it_is():
+    messages = [{"role": "system", "content": BILLING_LINE}, {"role": "user", "content": "x" * 70_000}]
+    fields = {f"field_{n}": n for n in range(256)}
+    data = json.dumps({"messages": messages} | fields).encode()
+    result = cleaned(data)
+    assert result.body is data
+    assert result.applied == ()
+    del fields["field_0"]
+    assert after({"messages": messages} | fields)["messages"][0]["content"] == ""
 
 
 def test_a_conversation_has_one_name_with_the_billing_line_and_without_it():

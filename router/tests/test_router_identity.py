@@ -3,10 +3,14 @@
 import json
 
 import pytest
+from router_harness import running_router
+from scripted_worker import running_worker
 
 from coda_engine.contract.identity import unpack
 from coda_engine.contract.snapshot import session_key
-from coda_router.envelope import read_envelope, without_engine_controls
+from coda_router import envelope as envelope_module
+from coda_router.envelope import decoded, read_envelope, without_engine_controls
+from coda_router.errors import Refusal
 from coda_router.identity import IdentityWriter, Session, SessionSource, session_of
 from coda_router.opening import opening_name
 
@@ -140,6 +144,15 @@ def test_a_user_is_never_a_session():
     assert session({}, {"user": "u", "safety_identifier": "i"})[2] is SessionSource.OPENING
 
 
+def test_a_value_too_long_for_a_name_names_no_session():
+    assert session({}, {"prompt_cache_key": "k" * 65_534})[2] is SessionSource.PROMPT_CACHE_KEY
+    assert session({}, {"prompt_cache_key": "k" * 65_535})[2] is SessionSource.OPENING
+    metadata = ALL_BODY["metadata"] | {"filler": [0] * 65_536}
+    assert session({}, {"metadata": metadata})[2] is SessionSource.OPENING
+    for name in ("previous_response_id", "store"):
+        assert decoded(getattr(read_envelope(json.dumps({name: [0] * 65_536}).encode()), name)) is None
+
+
 def test_an_endless_name_is_replaced_by_its_hash():
     name, _, _ = session({b"x-coda-session": b"x" * 5000})
     assert len(name) == 32
@@ -196,6 +209,50 @@ def test_responses_and_completions_have_openings_too():
     assert opening(prompt=prompt) != opening(prompt="q" + prompt)
 
 
+def test_a_name_takes_a_bounded_number_of_messages_blocks_and_tools():
+    system = [{"role": "system", "content": f"{n}"} for n in range(65)]
+    blocks = [{"type": "text", "text": f"{n}"} for n in range(65)]
+    tools = [{"name": f"t{n}"} for n in range(65)]
+    for first, counts in ((63, True), (64, False)):
+        is_another = opening(messages=[*system[:first], ROUND_1[1]]) != opening(messages=[*system[:first], system[0]])
+        assert is_another is counts
+        assert (opening(system=blocks[:first]) != opening(system=blocks[: first + 1])) is counts
+        assert (opening(tools=tools[:first]) != opening(tools=tools[: first + 1])) is counts
+
+
+def test_a_conversation_of_system_messages_alone_keeps_its_name_over_its_turns():
+    messages = [{"role": "system", "content": f"{n}"} for n in range(5_000)]
+    assert opening(messages=messages) == opening(messages=[*messages, *ROUND_1])
+
+
+@pytest.mark.parametrize("letter", ["a", "\u00e9", "\U0001f600", "\\"])
+def test_of_a_long_text_the_beginning_counts_however_it_is_sent(letter: str):
+    letters = 410_000 // len(json.dumps(letter)[1:-1])
+    for shift in range(12):
+        text = "x" * shift + letter * letters
+        blocks = [{"type": "text", "text": text}]
+        assert opening(system=text) == opening(system=blocks) == opening(system=text + "more")
+        assert opening(system=text) != opening(system="y" + text)
+    billing = "x-anthropic-billing-header: cc_version=1.2.3; cc_entrypoint=cli;\n"
+    assert opening(system=billing + text) == opening(system=text)
+
+
+def test_messages_too_long_to_decode_are_named_by_how_they_begin():
+    picture = {"type": "image", "data": "i" * 8 * 1024 * 1024}
+    long = {"role": "user", "content": [{"type": "text", "text": "go"}, picture]}
+    other = {"role": "user", "content": [{"type": "text", "text": "stop"}, picture]}
+    assert opening(messages=[long]) == opening(messages=[long, ROUND_1[0]]) != opening(messages=[other])
+    assert opening(system=long["content"]) != opening(system=other["content"])
+
+
+def test_a_prompt_of_token_ids_is_named_by_its_first_ones():
+    ids = list(range(1_000, 2_000))
+    for batch in (lambda prompt: prompt, lambda prompt: [prompt]):
+        assert opening(prompt=batch(ids)) == opening(prompt=batch([*ids, 7]))
+        assert opening(prompt=batch(ids)) != opening(prompt=batch([7, *ids]))
+    assert opening(prompt=["go", "stop"]) == opening(prompt="go")
+
+
 @pytest.mark.parametrize("messages", [None, 7, "text", [7], [{"role": 7}], [{"content": {}}]])
 def test_odd_messages_have_some_opening(messages: object):
     assert len(opening(messages=messages)) == 32
@@ -210,6 +267,45 @@ def test_engine_controls_are_cut_out_and_the_rest_keeps_its_bytes():
     body = b'{"model":"m","sess\\u0069on_id":"x","t":1.50e0,"priority":1,"m\\"q":[ 1 ]}'
     cut = without_engine_controls(body, read_envelope(body))
     assert cut == b'{"model":"m","t":1.50e0,"m\\"q":[ 1 ]}'
+
+
+def many_fields(count: int) -> dict:
+    return {f"field_{n}": n for n in range(count)}
+
+
+def without_controls(body: dict) -> dict:
+    data = json.dumps(body).encode()
+    return json.loads(without_engine_controls(data, read_envelope(data)))
+
+
+def test_a_body_with_too_many_fields_to_cut_engine_controls_out_of_is_refused():
+    assert without_controls(many_fields(255) | {"priority": 1}) == many_fields(255)
+    with pytest.raises(Refusal, match=r"take priority out.*at most 256 fields") as refused:
+        without_controls(many_fields(256) | {"priority": 1})
+    assert (refused.value.status, refused.value.code) == (400, "too_many_fields")
+    assert without_controls(many_fields(1_000)) == many_fields(1_000)
+
+
+def test_what_may_be_a_million_fields_is_refused_before_they_are_listed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(envelope_module, "_fields_decoder", None)
+    body = b'{"priority":1,%b}' % b",".join([b'"a":1'] * 1_000_000)
+    with pytest.raises(Refusal, match="at most 256 fields"):
+        without_engine_controls(body, read_envelope(body))
+
+
+def test_fields_within_messages_and_tools_do_not_count():
+    parameters = {f"p{n}": {"type": "string", "description": "a: b"} for n in range(40_000)}
+    body = {"tools": [{"name": "t", "parameters": parameters}], "input": ":" * 200_000, "user": "u"}
+    assert without_controls(body | {"cache_salt": "x"}) == body
+
+
+async def test_a_client_with_too_many_fields_is_told_what_to_leave_out():
+    async with running_worker() as worker, running_router(worker) as router:
+        status, reply = await router.chat(**many_fields(300), cache_salt="x")
+        error = json.loads(reply)["error"]
+        assert (status, error["code"], error["param"]) == (400, "too_many_fields", "cache_salt")
+        assert "cache_salt" in error["message"]
+        assert not worker.requests
 
 
 def test_tenants_do_not_share_sessions():

@@ -359,14 +359,18 @@ async def test_a_client_that_takes_nothing_is_not_talked_to():
     assert received > pieces * len(piece)
 
 
-async def test_a_stream_that_ends_within_an_event_is_cut():
+@pytest.mark.parametrize("keep_alive_s", [10.0, 0.0])
+async def test_a_stream_that_ends_within_an_event_is_cut_whether_streams_are_kept_alive_or_not(keep_alive_s: float):
     async def half_an_event(request: Received) -> None:
         request.writer.write(STREAM_HEAD + chunk(event(0)))
         await asyncio.sleep(0.02)
         request.writer.write(chunk(b'data: {"choi') + b"0\r\n\r\n")
 
     body = json.dumps(json.loads(chat_body()) | {"stream": True}).encode()
-    async with running_worker(script=half_an_event) as worker, running_router(worker) as router:
+    async with (
+        running_worker(script=half_an_event) as worker,
+        running_router(worker, keep_alive_s=keep_alive_s) as router,
+    ):
         with pytest.raises(ConnectionResetError):
             await raw_exchange(router.port, post(CHAT, body))
         _, metrics = await router.get("/metrics")

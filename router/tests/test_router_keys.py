@@ -11,9 +11,12 @@ from router_harness import SECRET, RunningRouter, post, raw_exchange, running_ro
 from scripted_worker import answer_whole, running_worker
 
 from coda_engine.contract.identity import unpack
+from coda_router import server
 from coda_router.auth.documents import KeyDocument, hashed, new_key
 from coda_router.auth.reading import read_api_keys
+from coda_router.config import RouterConfig
 from coda_router.errors import ConfigurationError
+from coda_router.fleet.address import WorkerAddress
 
 
 def write_key(folder: Path, name: str, key: str, **fields: Any) -> dict[str, str]:
@@ -100,6 +103,38 @@ async def test_a_secret_s_mount_is_a_folder_of_keys_and_its_change_is_noticed(tm
         mount("..2026_2", default="coda-second-key")
         await until_answered(router, {"x-api-key": "coda-second-key"})
         assert (await router.chat(headers={"x-api-key": "coda-first-key"}))[0] == 401
+
+
+async def test_a_key_that_comes_between_reading_the_folder_and_watching_it_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_key(tmp_path, "alice", "key-of-alice")
+
+    def read_while_it_changes(folder: Path) -> Any:
+        monkeypatch.undo()
+        keys = read_api_keys(folder)
+        write_key(folder, "carol", "key-of-carol")
+        return keys
+
+    monkeypatch.setattr(server, "read_api_keys", read_while_it_changes)
+    async with running_worker() as worker, running_router(worker, api_keys_dir=tmp_path) as router:
+        await until_answered(router, {"x-api-key": "key-of-carol"})
+
+
+@pytest.mark.parametrize(
+    ("has_keys", "secret", "is_told"), [(True, None, True), (True, SECRET, False), (False, None, False)]
+)
+def test_keys_that_engines_cannot_keep_apart_are_told_with_the_remedy_at_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, has_keys: bool, secret: bytes | None, is_told: bool
+):
+    write_key(tmp_path, "alice", "key-of-alice")
+    workers = (WorkerAddress("w", "127.0.0.1", 1),)
+    server.Router(
+        RouterConfig("127.0.0.1", 0, workers, api_keys_dir=tmp_path if has_keys else None, cluster_secret=secret)
+    )
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == is_told
+    assert all("--cluster-secret-file FILE" in text and "CODA_CLUSTER_SECRET_FILE" in text for text in told)
 
 
 async def test_one_bad_file_leaves_all_former_keys_in_force_is_said_once_and_counted(

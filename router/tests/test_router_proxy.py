@@ -230,15 +230,22 @@ async def test_an_engine_that_dies_in_mid_reply_resets_the_client():
 DEAD = (
     b'{"error":{"message":"EngineCore encountered an issue. See stack trace","type":"InternalServerError","code":500}}'
 )
+SPACED_DEAD = json.dumps(json.loads(DEAD)).encode()
+ANTHROPIC_DEAD = (
+    b'{"type":"error","error":{"type":"InternalServerError","message":"EngineCore encountered an issue. See stack"}}'
+)
 
 
 @pytest.mark.parametrize(
     "last_words",
     [
         STREAM_HEAD + chunk(b"data: " + DEAD + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n",
+        STREAM_HEAD + chunk(b"data: " + SPACED_DEAD + b"\n\ndata: [DONE]\n\n") + b"0\r\n\r\n",
+        STREAM_HEAD + chunk(b"event: error\ndata: " + ANTHROPIC_DEAD + b"\n\n") + b"0\r\n\r\n",
         reply_bytes(DEAD, 500),
+        reply_bytes(ANTHROPIC_DEAD, 500),
     ],
-    ids=["stream", "whole"],
+    ids=["stream", "spaced stream", "messages stream", "whole", "messages"],
 )
 async def test_an_api_process_that_reports_its_engine_s_death_first_is_replaced_by_another(last_words: bytes):
     async def die(request: Received) -> None:
@@ -274,6 +281,44 @@ async def test_a_reply_that_only_talks_about_a_dead_engine_passes():
 
     async with running_worker(script=quote) as worker, running_router(worker) as router:
         assert await router.chat() == (200, body)
+
+
+REPEATED = {
+    "metadata": b'{"id":"resp_1","metadata":{"error":"EngineCore encountered an issue"}}',
+    "tools": b'{"id":"resp_1","tools":[{"parameters":' + DEAD + b"}]}",
+    "an event in a string": json.dumps({"instructions": f"\n\ndata: {DEAD.decode()}"}).encode(),
+    "an event that is a name": b'{"input":{"\\n\\ndata: {":' + DEAD + b"}}",
+    "an error about it": b'{"error":{"message":"no model EngineCore encountered an issue","code":404}}',
+}
+
+
+@pytest.mark.parametrize("said", REPEATED.values(), ids=REPEATED)
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+async def test_a_client_cannot_make_an_engine_count_as_dead_by_what_replies_repeat_of_its_request(
+    said: bytes, is_stream: bool
+):
+    body = b"event: response.created\ndata: " + said + b"\n\n" if is_stream else said
+
+    async def repeat(request: Received) -> None:
+        request.writer.write(STREAM_HEAD + chunk(body) + b"0\r\n\r\n" if is_stream else reply_bytes(body))
+
+    async with running_worker(script=repeat) as worker, running_router(worker) as router:
+        assert await router.chat(stream=is_stream) == (200, body)
+        assert len(worker.requests) == 1
+
+
+async def test_an_engine_does_not_count_as_dead_when_a_later_piece_begins_like_its_error():
+    first, rest = b'{"id":"resp_1","tools":[', DEAD + b"]}"
+
+    async def repeat_in_pieces(request: Received) -> None:
+        head, _, _ = reply_bytes(first + rest).partition(b"{")
+        request.writer.write(head + first)
+        await request.writer.drain()
+        await asyncio.sleep(0.05)
+        request.writer.write(rest)
+
+    async with running_worker(script=repeat_in_pieces) as worker, running_router(worker) as router:
+        assert await router.chat() == (200, first + rest)
 
 
 async def test_a_reply_shorter_than_announced_resets_the_client():

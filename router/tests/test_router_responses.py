@@ -352,3 +352,26 @@ def test_responses_are_forgotten_by_number_and_age():
     assert responses.get("t", "resp_2", 103) is None
     responses.put("t", StoredResponse("resp_4", "w", "s"), now_s=200)
     assert len(responses) == 1
+
+
+def test_a_tenant_that_stores_without_end_pushes_out_a_quarter_of_the_others_at_most():
+    responses = ResponseMap(max_responses=100)
+    for n in range(90):
+        responses.put(f"tenant-{n % 9}", StoredResponse(f"resp_{n}", "w", "s"), now_s=n)
+    for n in range(1_000):
+        responses.put("greedy", StoredResponse(f"resp_{n}", "w", "s"), now_s=100)
+    kept = [n for n in range(90) if responses.get(f"tenant-{n % 9}", f"resp_{n}", 100)]
+    assert kept == list(range(15, 90))
+    assert [n for n in range(1_000) if responses.get("greedy", f"resp_{n}", 100)] == list(range(975, 1_000))
+    assert len(responses) == 100
+
+
+def test_a_tenant_alone_has_all_places_and_gives_them_up_to_others():
+    responses = ResponseMap(max_responses=100)
+    for n in range(200):
+        responses.put("first", StoredResponse(f"resp_{n}", "w", "s"), now_s=n)
+    assert [n for n in range(200) if responses.get("first", f"resp_{n}", 200)] == list(range(100, 200))
+    for n in range(60):
+        responses.put(f"tenant-{n % 3}", StoredResponse(f"resp_{n}", "w", "s"), now_s=200)
+    assert [n for n in range(60) if responses.get(f"tenant-{n % 3}", f"resp_{n}", 200)] == list(range(60))
+    assert [n for n in range(200) if responses.get("first", f"resp_{n}", 200)] == list(range(160, 200))

@@ -1,6 +1,8 @@
 """The memory of placements: bounded in number and age, honest about evictions."""
 
-from coda_router.sessions import EVICTION_GRACE_S, Home, SessionMap
+from dataclasses import replace
+
+from coda_router.sessions import EVICTION_GRACE_S, NOTHING_LEFT, Home, SessionMap
 
 
 def home(at_s: float, worker: str = "a", **fields: object) -> Home:
@@ -71,13 +73,25 @@ def test_restarts_without_end_leave_the_homes_of_living_sessions_right():
     ]
 
 
-def test_an_eviction_forgets_only_what_it_can_know_of():
+def test_an_eviction_concerns_only_what_it_can_know_of_and_the_lost_home_is_remembered():
     sessions = SessionMap(max_sessions=10, ttl_s=1000)
     sessions.put("evicted", home(0))
     sessions.put("elsewhere", home(0, "b"))
     sessions.put("just placed", home(10 - EVICTION_GRACE_S / 2))
     keys = ["evicted", "elsewhere", "just placed", "never seen"]
-    sessions.forget_evicted("a", map(hash, keys), now_s=10)
-    assert sessions.get("evicted", 10) is None
-    assert sessions.get("elsewhere", 10) is not None
-    assert sessions.get("just placed", 10) is not None
+    sessions.mark_evicted("a", map(hash, keys), now_s=10)
+    assert sessions.get("evicted", 10) == replace(home(0), incarnation=NOTHING_LEFT)
+    assert sessions.get("elsewhere", 10) == home(0, "b")
+    assert sessions.get("just placed", 10) == home(10 - EVICTION_GRACE_S / 2)
+    assert sessions.get("never seen", 10) is None
+
+
+def test_a_session_whose_home_was_evicted_has_a_new_one_from_its_next_placement():
+    sessions = SessionMap(max_sessions=10, ttl_s=1000)
+    for at_s in (0, 10, 20):
+        sessions.put("s", home(at_s))
+        assert sessions.get("s", at_s) == home(at_s)
+        for _ in range(2):
+            sessions.mark_evicted("a", [hash("s")], now_s=at_s + 5)
+    assert sessions.get("s", 1_021) is None
+    assert len(sessions) == 0

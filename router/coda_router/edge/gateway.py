@@ -66,7 +66,7 @@ class Gateway:
         self._hygiene = hygiene
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
-        self._keep_alives = KeepAlives(keep_alive_s) if keep_alive_s else None
+        self._keep_alives = KeepAlives(keep_alive_s)
         self._admin = admin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,19 +87,19 @@ class Gateway:
     ) -> None:
         client: Client = scope["extensions"][CLIENT_EXTENSION]
         received_at_s = asyncio.get_running_loop().time()
-        reply = Reply(send, client, endpoint.dialect, self._metrics, received_at_s)
+        reply = Reply(send, client, endpoint.dialect, self._metrics, received_at_s, receive)
         task = asyncio.current_task()
         account: KeyAccount | None = None
         try:
             headers = dict(scope["headers"])
             account = self._admit(endpoint, scope["method"], headers, received_at_s)
             if response_id is None:
-                request = await self._read(endpoint, scope, receive, headers, account.key, received_at_s)
+                request = await self._read(endpoint, scope, receive, client, headers, account.key, received_at_s)
             else:
-                await read_body(receive, headers, self._max_body_bytes)
+                await read_body(receive, client, headers, self._max_body_bytes)
                 request = self._ask_about(endpoint, response_id, scope, account.key, received_at_s)
             client.watch(task.cancel if task is not None else None)
-            if request.is_stream and endpoint.events is not None and self._keep_alives is not None:
+            if request.is_stream and endpoint.events is not None:
                 reply = KeptAliveReply(
                     send, client, endpoint.dialect, self._metrics, received_at_s, self._keep_alives,
                     form=endpoint.events, model=request.routed.model or "",
@@ -139,7 +139,8 @@ class Gateway:
     ) -> KeyAccount:
         """Return the account on which the request is under way from now on; nothing of its body is read yet."""
         if method != endpoint.method:
-            raise Refusal(405, "method_not_allowed", f"{endpoint.path} takes {endpoint.method}, not {method}")
+            reason = f"{endpoint.path} takes {endpoint.method}, not {method}"
+            raise Refusal(405, "method_not_allowed", reason, allow=endpoint.method)
         return self._keys.admit(headers, received_at_s)
 
     async def _read(
@@ -147,11 +148,12 @@ class Gateway:
         endpoint: Endpoint,
         scope: Scope,
         receive: Receive,
+        client: Client,
         headers: Mapping[bytes, bytes],
         key: ApiKey,
         received_at_s: float,
     ) -> OutgoingRequest:
-        body = await read_body(receive, headers, self._max_body_bytes)
+        body = await read_body(receive, client, headers, self._max_body_bytes)
         envelope = read_envelope(body)
         self._catalog.check_visible(envelope.model, key.models)
         conversation = self._conversations.find(

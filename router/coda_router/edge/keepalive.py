@@ -43,7 +43,7 @@ class KeepAlives:
     """One timer for all streams of a router, so that neither a request nor a piece pays for one of its own.
 
     Args:
-        period_s: Silence after which a stream says something, seconds; > 0.
+        period_s: Silence after which a stream says something, seconds; 0 = never.
     """
 
     def __init__(self, period_s: float) -> None:
@@ -53,6 +53,8 @@ class KeepAlives:
 
     def watch(self, reply: "KeptAliveReply") -> None:
         """Look at a reply from now on."""
+        if not self._interval_s:
+            return
         self._replies.add(reply)
         if not self._is_looking:
             self._is_looking = True

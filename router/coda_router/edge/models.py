@@ -54,7 +54,7 @@ class ModelCatalog:
         if path != _LIST_PATH and not path.startswith(_LIST_PATH + "/"):
             raise Refusal(404, "not_found", f"there is no {path} here")
         if method not in {"GET", "HEAD"}:
-            raise Refusal(405, "method_not_allowed", f"{path} takes GET, not {method}")
+            raise Refusal(405, "method_not_allowed", f"{path} takes GET, not {method}", allow="GET, HEAD")
         models = self._models()
         if not models:
             raise Refusal(503, "no_engine", "no engine is known yet; try again", retry_after_s=RETRY_AFTER_S)

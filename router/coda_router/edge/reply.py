@@ -2,7 +2,7 @@
 
 import asyncio
 
-from starlette.types import Send
+from starlette.types import Receive, Send
 
 from coda_router.edge.answers import send_refusal
 from coda_router.edge.client import Client
@@ -26,10 +26,17 @@ class Reply:
         dialect: Whose error shape the client understands.
         metrics: Counts.
         received_at_s: As the attribute.
+        receive: ASGI's; None where the request's body was read already.
     """
 
     def __init__(
-        self, send: Send, client: Client, dialect: Dialect, metrics: RouterMetrics, received_at_s: float
+        self,
+        send: Send,
+        client: Client,
+        dialect: Dialect,
+        metrics: RouterMetrics,
+        received_at_s: float,
+        receive: Receive | None = None,
     ) -> None:
         self.status = 0
         self.received_at_s = received_at_s
@@ -37,6 +44,7 @@ class Reply:
         self._client = client
         self._dialect = dialect
         self._metrics = metrics
+        self._receive = receive
 
     async def start(self, head: ReplyHead) -> None:
         """Pass the head of an engine's reply on."""
@@ -52,7 +60,8 @@ class Reply:
     async def refuse(self, refusal: Refusal) -> None:
         """Answer with an error of the router's own."""
         self.status = refusal.status
-        await send_refusal(self._send, refusal, self._dialect)
+        is_unread = refusal.close and not self._client.has_whole_request
+        await send_refusal(self._send, refusal, self._dialect, self._receive if is_unread else None)
 
     def close(self) -> None:
         """Leave nothing behind that would still say something; the request is over."""

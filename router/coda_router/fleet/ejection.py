@@ -75,8 +75,9 @@ class Ejection:
         return self._probe_at_s is not None and now_s >= self._probe_at_s
 
     def probe_failed(self, now_s: float) -> None:
-        """Put the next probe off for longer."""
-        self._put_off(now_s)
+        """Put the next probe off for longer; says nothing of a worker that was let back in meanwhile."""
+        if self.is_ejected:
+            self._put_off(now_s)
 
     def _put_off(self, now_s: float) -> None:
         self._attempts += 1

@@ -26,7 +26,7 @@ WATCH_TIMEOUT_S = 240
 """Time after which a watch is opened anew; a broken connection goes unnoticed no longer than that."""
 
 RETRY_INTERVAL_S = 2.0
-"""Time between attempts while the API does not answer."""
+"""Time between attempts while the API does not answer, or answers with nothing."""
 
 _MAX_EVENT_BYTES = 4 * 1024 * 1024
 _log = logging.getLogger("coda.router.discovery")
@@ -117,7 +117,10 @@ class EndpointWatcher:
         async with aiohttp.ClientSession(connector=connector, read_bufsize=_MAX_EVENT_BYTES) as session:
             version = await self._list(session)
             while version:
-                version = await self._watch(session, version)
+                before, version = version, await self._watch(session, version)
+                if version == before:
+                    # It brought nothing: one that something in between ends at once must not be opened in a loop.
+                    await asyncio.sleep(RETRY_INTERVAL_S)
 
     def _ssl_context(self) -> ssl.SSLContext | bool:
         ca_file = self._service.credentials_dir / "ca.crt"

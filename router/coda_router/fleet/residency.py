@@ -39,7 +39,7 @@ class Residency:
         return found
 
     def tokens_at(self, worker: str, key: str) -> int:
-        """Return the tokens of a session's prefix in one worker's HBM, as far as it has told."""
+        """Return the tokens of a session's prefix in one worker's HBM or shadow, as far as it has told."""
         return self.tokens_by_worker(key).get(worker, 0)
 
     def update(self, worker: str, tokens: Mapping[str, int], removed: Iterable[str]) -> list[int]:
@@ -47,7 +47,7 @@ class Residency:
 
         Args:
             worker: The worker's name.
-            tokens: Session key to resident tokens, new or changed; 0 = nothing is left.
+            tokens: Session key to tokens in HBM or the shadow, new or changed; 0 = nothing is left.
             removed: Keys of further sessions of which nothing is left.
 
         Returns:

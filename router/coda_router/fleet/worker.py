@@ -57,6 +57,8 @@ class Worker:
         self._waiting_requests = 0
         self._attributed_requests = 0
         self._in_flight_requests = 0
+        self._in_flight_making_kv = 0
+        self._unanswered_making_kv = 0
         self._losses = 0
         self._residency = residency if residency is not None else Residency()
         self._residency_version = 0
@@ -147,7 +149,8 @@ class Worker:
         """Apply a change of the session table; return the hashes of the keys of which nothing remains."""
         if self.snapshot is None or delta.instance_id != self.snapshot.instance_id:
             return []
-        tokens = {row.key: row.hbm_tokens for row in delta.sessions}
+        # What is only in the shadow any more is restored there, and computed anywhere else.
+        tokens = {row.key: max(row.hbm_tokens, row.shadow_tokens) for row in delta.sessions}
         if delta.since == 0:
             gone = self._residency.replace(self.name, tokens)
         elif delta.since != self._residency_version:
@@ -158,7 +161,7 @@ class Worker:
         return gone
 
     def resident_tokens(self, key: str) -> int:
-        """Return the tokens of a session's prefix in this worker's HBM, as far as it has told."""
+        """Return the tokens of a session's prefix in this worker's HBM or shadow, as far as it has told."""
         return self._residency.tokens_at(self.name, key)
 
     def set_health(self, is_healthy: bool) -> bool:
@@ -194,9 +197,12 @@ class Worker:
             self._changed()
         return is_ejected_now
 
-    def request_answered(self) -> None:
-        """Count a request of whose reply the first bytes came."""
+    def request_answered(self, *, makes_kv: bool = True) -> None:
+        """Count a request of whose reply the first bytes came; ``makes_kv`` as at :meth:`begin_request`."""
         self.ejection.answered()
+        if makes_kv:
+            self._unanswered_making_kv -= 1
+            self._changed()
 
     def readmit(self, now_s: float) -> None:
         """Let an ejected or hung worker back in."""
@@ -205,19 +211,31 @@ class Worker:
         self.ejection.readmit()
         self._changed()
 
-    def begin_request(self, new_tokens: int = 0) -> None:
+    def begin_request(self, new_tokens: int = 0, *, makes_kv: bool = True) -> None:
         """Count a request that is sent there now.
 
         Args:
             new_tokens: Estimate of what the worker will have to prefill for it, tokens.
+            makes_kv: Whether it generates, and so waits for its engine's scheduler; others are load only.
         """
         self._in_flight_requests += 1
-        self._sent_tokens.append(new_tokens)
+        if makes_kv:
+            self._in_flight_making_kv += 1
+            self._unanswered_making_kv += 1
+            self._sent_tokens.append(new_tokens)
         self._changed()
 
-    def end_request(self) -> None:
-        """Count a request as over."""
+    def end_request(self, *, makes_kv: bool = True, was_answered: bool = False) -> None:
+        """Count a request as over.
+
+        Args:
+            makes_kv: As at :meth:`begin_request`.
+            was_answered: Whether :meth:`request_answered` has counted it.
+        """
         self._in_flight_requests -= 1
+        if makes_kv:
+            self._in_flight_making_kv -= 1
+            self._unanswered_making_kv -= not was_answered
         self._changed()
 
     def view(self, now_s: float) -> WorkerView:
@@ -241,7 +259,7 @@ class Worker:
             )
         snapshot = self.snapshot
         others = max(0, self._total_requests - self._attributed_requests)
-        on_their_way = max(0, in_flight - self._attributed_requests)
+        on_their_way = self._on_their_way()
         # What was sent last is what the worker has not counted yet.
         sent_tokens = sum(islice(reversed(self._sent_tokens), on_their_way)) if on_their_way else 0
         return WorkerView(
@@ -258,6 +276,15 @@ class Worker:
             prefill_tokens_per_s=self._drain.tokens_per_s,
             decode_contexts=self._decode_contexts,
         )
+
+    def _on_their_way(self) -> int:
+        """Return how many requests the worker has yet to count, at most.
+
+        One whose reply has begun is none of them, though the worker may have finished it before its client has read
+        all: it is neither in the worker's count nor on its way.
+        """
+        uncounted = self._in_flight_making_kv - self._attributed_requests
+        return min(max(0, uncounted), self._unanswered_making_kv)
 
     def _changed(self) -> None:
         self._view = None

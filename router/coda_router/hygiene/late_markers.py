@@ -9,7 +9,7 @@ import msgspec
 
 from coda_router.envelope import joined_object
 from coda_router.hygiene.markers import MARKER_END, as_marker
-from coda_router.hygiene.system_text import fields_of, items_of, joined_list, read_text
+from coda_router.hygiene.system_text import fields_of, items_of, joined_list, may_be_listed, read_text
 
 _NEEDLE = MARKER_END.encode("ascii")
 _EMPTY_TEXT = b'""'
@@ -21,9 +21,10 @@ def with_markers_moved(raw: bytes) -> bytes:
     """Return a list of messages (as JSON) without markers of their own, or ``raw`` itself if there is none to move.
 
     A marker goes to the last message before it that is no system message, if that is a user's; else it stays where it
-    is. A list of more than 10,000 messages stays as it is. Raises one of ``NOT_JSON`` for broken JSON.
+    is. A list of more than 10,000 messages, or with more than 262,144 commas, stays as it is. Raises one of
+    ``NOT_JSON`` for broken JSON.
     """
-    if not raw.startswith(b"["):
+    if not may_be_listed(raw):
         return raw
     parts = items_of(raw)
     if len(parts) > _MAX_MESSAGES:

@@ -13,6 +13,9 @@ MAX_CONTENT_BYTES = 512 * 1024
 MAX_LEADING_MESSAGES = 16
 """Most system messages before all others that are looked into."""
 
+MAX_COMMAS = 256 * 1024
+"""Most commas in the messages that are looked into: each may end an item, and a hostile list could have millions."""
+
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _EMPTY_TEXT = b'""'
 
@@ -44,6 +47,11 @@ def read_text(raw: bytes) -> str | None:
         return _text_decoder.decode(raw)
     except NOT_JSON:
         return None
+
+
+def may_be_listed(raw: bytes) -> bool:
+    """Return whether ``raw`` starts a JSON list of whose messages, blocks and fields there cannot be too many."""
+    return raw.startswith(b"[") and raw.count(b",") <= MAX_COMMAS
 
 
 def items_of(raw: bytes) -> list[bytes]:
@@ -101,9 +109,9 @@ class TextRule:
     def in_leading_messages(self, raw: bytes) -> bytes:
         """Return a list of messages (as JSON) in which the system messages before all others are changed.
 
-        Raises one of ``NOT_JSON`` for broken JSON.
+        A list with more than 262,144 commas stays as it is. Raises one of ``NOT_JSON`` for broken JSON.
         """
-        if not raw.startswith(b"["):
+        if not may_be_listed(raw):
             return raw
         parts = items_of(raw)
         is_changed = False

@@ -27,6 +27,7 @@ class ConnectionPool:
         self._port = port
         self._idle: deque[tuple[float, UpstreamConnection]] = deque()
         self._connections: WeakSet[UpstreamConnection] = WeakSet()
+        self._is_closed = False
 
     @property
     def connections(self) -> Iterable[UpstreamConnection]:
@@ -64,7 +65,7 @@ class ConnectionPool:
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """Keep a connection whose reply ended completely; close any other."""
-        if not connection.is_reusable or len(self._idle) >= MAX_IDLE_CONNECTIONS:
+        if self._is_closed or not connection.is_reusable or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             connection.abort()
             return
         now_s = asyncio.get_running_loop().time()
@@ -73,6 +74,7 @@ class ConnectionPool:
             self._idle.popleft()[1].abort()
 
     def close(self) -> None:
-        """Close every unused connection; those in use end with their requests."""
+        """Close every unused connection, for good; those in use end with their requests."""
+        self._is_closed = True
         while self._idle:
             self._idle.pop()[1].abort()

@@ -12,6 +12,7 @@ import xxhash
 
 from coda_router.envelope import NOT_JSON, Envelope
 from coda_router.hygiene.billing import without_billing_line
+from coda_router.hygiene.system_text import read_message, read_text
 
 # A name takes a bounded beginning of everything: a hostile request could otherwise hold up a router.
 _MAX_ITEMS = 64  # of a list of messages, blocks or tools
@@ -24,11 +25,6 @@ _TEXT_WINDOW_BYTES = 12 * (_MAX_TEXT_CHARS + 1_024)
 _LONGEST_ESCAPE_BYTES = 12
 
 _UNSET = msgspec.Raw(b"")
-
-
-class _Message(msgspec.Struct, frozen=True):
-    role: str = ""
-    content: msgspec.Raw = _UNSET
 
 
 class _Block(msgspec.Struct, frozen=True):
@@ -53,8 +49,6 @@ _FirstTools = msgspec.defstruct(
 )
 _first_items_decoder = msgspec.json.Decoder(_FirstItems)
 _first_tools_decoder = msgspec.json.Decoder(_FirstTools)
-_text_decoder = msgspec.json.Decoder(str)
-_message_decoder = msgspec.json.Decoder(_Message)
 _block_decoder = msgspec.json.Decoder(_Block)
 
 
@@ -103,9 +97,8 @@ def _until_first_user_message(messages: msgspec.Raw) -> Iterator[str]:
         if bytes_left < 0:
             yield _undecoded(raw)
             return
-        try:
-            message = _message_decoder.decode(raw)
-        except NOT_JSON:
+        message = read_message(raw)
+        if message is None:
             return
         yield message.role
         yield from _texts(message.content)
@@ -147,20 +140,13 @@ def _string(raw: msgspec.Raw) -> str | None:
     if not _starts_with(raw, b'"'):
         return None
     if len(raw) <= _TEXT_WINDOW_BYTES:
-        return _decoded_text(raw)
+        return read_text(raw)
     for cut_bytes in range(_LONGEST_ESCAPE_BYTES):
         # The window may end within a character.
         window = bytes(memoryview(raw)[: _TEXT_WINDOW_BYTES - cut_bytes])
-        if (text := _decoded_text(window + b'"')) is not None:
+        if (text := read_text(window + b'"')) is not None:
             return text
     return None
-
-
-def _decoded_text(raw: msgspec.Raw | bytes) -> str | None:
-    try:
-        return _text_decoder.decode(raw)
-    except NOT_JSON:
-        return None
 
 
 def _first_items(raw: msgspec.Raw) -> list[msgspec.Raw]:

@@ -166,6 +166,7 @@ async def test_own_requests_are_not_counted_twice():
         view = known(router, a).view(asyncio.get_running_loop().time())
         assert (view.in_flight_requests, view.load_requests, view.waiting_requests) == (1, 1, 0)
         asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_a_session_leaves_an_overloaded_home():
@@ -322,6 +323,8 @@ async def test_replies_that_clients_have_not_read_fill_nobody_s_frontier():
                 worker.script = answer_whole
                 assert (await router.chat())[0] == 200
                 await until(lambda: known(router, worker).in_flight_requests == len(replies))
+                for reply in replies:
+                    reply.close()
             await until(lambda: known(router, worker).in_flight_requests == 0)
             assert known(router, worker).view(asyncio.get_running_loop().time()).waiting_requests == 0
 
@@ -345,6 +348,7 @@ async def test_a_request_whose_client_left_just_as_it_was_placed_is_on_its_way_n
         await until(lambda: worker.requests)
         assert engine.view(asyncio.get_running_loop().time()).waiting_requests == 1
         asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_a_connection_in_use_when_its_engine_leaves_the_fleet_is_closed_after_its_request():

@@ -36,8 +36,13 @@ class AuthoredModel(BaseModel):
         return cls.from_authored_json(json.dumps(document, default=lambda value: [str(value)]), name)
 
     @classmethod
-    def from_authored_json(cls, data: bytes | str, name: str) -> Self:
+    def from_authored_json(cls, data: bytes | str, name: str, *, with_values: bool = True) -> Self:
         """Return the document in JSON text; as :meth:`from_plain`.
+
+        Args:
+            data: The text.
+            name: As in :meth:`from_plain`.
+            with_values: Whether messages repeat what was given; not where it may be a secret.
 
         Raises:
             DocumentError: ``data`` is not JSON, or as in :meth:`from_plain`.
@@ -45,7 +50,7 @@ class AuthoredModel(BaseModel):
         try:
             return cls.model_validate_json(data, strict=True, by_alias=True, by_name=False)
         except ValidationError as error:
-            raise DocumentError(describe_validation_error(error, name)) from error
+            raise DocumentError(describe_validation_error(error, name, with_values=with_values)) from error
 
 
 class ReportedModel(BaseModel):

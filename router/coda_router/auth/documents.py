@@ -4,9 +4,8 @@ import hashlib
 import secrets
 from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from coda_engine.contract.errors import DocumentError, describe_validation_error
 from coda_engine.contract.models import AuthoredModel
 
 MIN_KEY_CHARS = 8
@@ -74,10 +73,7 @@ class KeyDocument(AuthoredModel):
             DocumentError: Not JSON, an unknown field or an impossible value; names each field, and repeats no
                 value, which may be a key.
         """
-        try:
-            return cls.model_validate_json(data, strict=True, by_alias=True, by_name=False)
-        except ValidationError as error:
-            raise DocumentError(describe_validation_error(error, "", with_values=False)) from error
+        return cls.from_authored_json(data, "", with_values=False)
 
 
 def new_key() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from coda_router.edge.protocols import Dialect, EventForm, error_body
+from coda_router.envelope import NOT_JSON
 from coda_router.errors import Refusal
 
 KEEP_ALIVE_S = 10.0
@@ -112,6 +113,6 @@ def _failed_response(status: int, code: object, message: str, model: str) -> byt
 def _object(body: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return {}
     return document if isinstance(document, dict) else {}
